@@ -1,1 +1,1 @@
-"""How long a Config would take: models that predict, and learn."""
+"""Cost models: predict the time of a Config, and learn from measured ones."""

@@ -1,6 +1,6 @@
-"""Program -> its innermost statements, and which memory each touches inside each loop around it.
+"""Find the innermost statements of a program, and the memory that each touches inside each enclosing loop.
 
-What counts work and what learns from programs both begin here.
+The term counter and the learned models both start from this.
 """
 
 from __future__ import annotations
@@ -33,42 +33,42 @@ from tilewright.loops.ir import (
     Warp,
 )
 
-LINE = USUAL.line_bytes  # where nothing says which machine: features of a program alone
+LINE = USUAL.line_bytes  # without a machine: features of a program alone
 
 Innermost = Store | Prefetch | Transpose | Slide | Combine | Invoke
 
 
 @dataclass(frozen=True, eq=False)
 class EnclosingLoop:
-    """A loop of a program: itself only."""
+    """One loop of a program."""
 
     var: te.Var
     kind: Kind
 
     @property
     def runs(self) -> bool:
-        """Whether one iteration comes after another, and is not written out or in a lane."""
+        """Whether its iterations run in sequence, not unrolled or in lanes."""
         return self.kind is Kind.SERIAL or self.kind is Kind.PARALLEL
 
 
 @dataclass(eq=False)
 class StatementAccess:
-    """Reads and writes of one buffer by one statement. `moves`: by which step each loop moves the place, and how many
-    places that gives."""
+    """Reads and writes of one buffer by one statement. `moves`: the index step of each loop, and the number of
+    distinct indices it gives."""
 
     buffer: Buffer
     moves: dict[te.Var, tuple[float, float]]
     count: int = 1
     reads: bool = False
     writes: bool = False
-    # Bytes that differ, and those of their cache lines, inside each loop, the innermost first.
+    # Distinct bytes, and bytes of their cache lines, inside each loop, the innermost first.
     unique: list[float] = field(default_factory=list)
     lines: list[float] = field(default_factory=list)
 
 
 @dataclass(eq=False)
 class Statement:
-    """`path`: the loops around it, the outermost first."""
+    """A statement. `path`: the enclosing loops, the outermost first."""
 
     stmt: Innermost
     path: tuple[EnclosingLoop, ...]
@@ -88,8 +88,7 @@ class Statement:
 
 
 def statements_of(program: Program, line: int = LINE) -> list[Statement]:
-    """In the order in which they stand, on a machine with cache lines of so many bytes. Of two branches each runs in
-    half of the cases."""
+    """The statements in program order, for a machine with this cache-line size. Each of two branches counts half."""
     return list(_statements(program.body, (), 1.0, line))
 
 
@@ -157,8 +156,8 @@ def _add(accesses: dict[Buffer, StatementAccess], source: te.Source, index: te.E
 
 
 def moves_of(index: te.Expr) -> dict[te.Var, tuple[float, float]]:
-    """(step, places) of each variable: the mean distance by which one iteration moves the index, and to how many
-    places all of them do. Exact where the index is linear."""
+    """(step, count) for each variable: the mean distance by which one iteration moves the index, and the number of
+    distinct indices. Exact if the index is linear."""
     if isinstance(index, te.Var):
         return {index: (1.0, float(index.extent))} if index.extent > 1 else {}
     if isinstance(index, te.Const):
@@ -212,7 +211,7 @@ def _touched(
     whole = access.buffer.size * float(size)
     whole_lines = line * math.ceil(whole / line)
     positions, span = 1.0, 1.0
-    run, runs = float(size), 1.0  # bytes without a gap of a line, and how many such runs
+    run, runs = float(size), 1.0  # contiguous bytes, with gaps below a line, and the number of such runs
     unique, lines = [float(size)], [float(line)]
     for loop in inside_out:
         move = access.moves.get(loop.var)
@@ -231,7 +230,7 @@ def _touched(
 
 
 def shared_loops(one: Sequence[EnclosingLoop], other: Sequence[EnclosingLoop]) -> int:
-    """How many of the outermost loops two statements have in common."""
+    """How many outermost loops two statements share."""
     count = 0
     for a, b in zip(one, other, strict=False):
         if a is not b:
@@ -241,7 +240,7 @@ def shared_loops(one: Sequence[EnclosingLoop], other: Sequence[EnclosingLoop]) -
 
 
 def first_written(statements: Sequence[Statement]) -> dict[Buffer, tuple[EnclosingLoop, ...]]:
-    """The loops around the statement that gives each buffer its first values."""
+    """The loops around the statement that initialises each buffer."""
     born: dict[Buffer, tuple[EnclosingLoop, ...]] = {}
     for statement in statements:
         target = statement.target
@@ -251,8 +250,8 @@ def first_written(statements: Sequence[Statement]) -> dict[Buffer, tuple[Enclosi
 
 
 def reduced_loops(statement: Statement, born: dict[Buffer, tuple[EnclosingLoop, ...]]) -> list[EnclosingLoop]:
-    """The loops in which a statement adds to the same place: they run since the place was given a first value, and do
-    not move it."""
+    """The loops in which a statement accumulates into one element: those since its initialisation that do not move
+    it."""
     stmt = statement.stmt
     if not isinstance(stmt, Store) or not statement.accumulates:
         return []

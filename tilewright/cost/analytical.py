@@ -1,4 +1,4 @@
-"""The model that needs no measurement: counted terms, and how fast this machine does each."""
+"""The analytical model: counted terms, converted to time at the machine's rates, without measurement."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from tilewright.space.outcome import Outcome
 from tilewright.space.space import Config
 from tilewright.space.terms import Counted
 
-# Of the logarithm of measured over predicted time, within one task: what the studies of its constants left over.
+# Standard deviation of log(measured / predicted) within one task, from the studies of the model's constants.
 SPREAD = 0.15
-VALID = 0.98  # configs are legal by construction: most that fail do so for a reason that nobody foresaw
+VALID = 0.98  # configs are legal by construction, so few fail
 
 
 class Analytical:
-    """Predicts the configs of one Candidates, those of different templates comparably. It learns nothing.
+    """Predicts the times of the configs of one Candidates, comparably across templates. It learns nothing.
 
-    A config whose template does not count its own terms is made a program, once, and that is counted."""
+    If a template does not count its own terms, the config's program is built once and counted.
+    """
 
     def __init__(self, candidates: Candidates, threads: int) -> None:
         self.candidates, self.threads = candidates, threads
         self._predictor = calibrated(candidates.work.machine, threads)
-        self.counted: set[Config] = set()  # those whose terms were counted in a program
+        self.counted: set[Config] = set()  # configs whose terms were counted in a program
         self._terms: dict[Config, Counted | None] = {}
 
     def predict(self, configs: Sequence[Config]) -> Prediction:
@@ -39,14 +40,15 @@ class Analytical:
         pass
 
     def seconds(self, config: Config) -> float:
-        """Infinite where the config has no program."""
+        """The predicted seconds; infinite if the config has no program."""
         terms = self.terms(config)
         if terms is None:
             return math.inf
         return self._predictor(terms)
 
     def terms(self, config: Config) -> Counted | None:
-        """None where the config has no program: its space should not have called it legal, but a search goes on."""
+        """The terms; None if the config has no program. Its space should have called it illegal, but a search
+        continues."""
         if config not in self._terms:
             self._terms[config] = self._counted(config)
         return self._terms[config]

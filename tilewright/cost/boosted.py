@@ -1,11 +1,11 @@
-"""The model that learns: what measured times differ by from the analytical prediction, in logarithms.
+"""The learned cost model: it predicts the log ratio of measured times to the analytical prediction.
 
-With no outcomes it says what the analytical model says. From the first few on, it learns where that errs: by a
-regression on similarity, good with few samples, and by boosted trees, better with more. How much of what each says is
-believed follows from how well it predicts samples that it has not seen.
+Without outcomes it returns the analytical prediction. From the first few outcomes on, it learns the errors of that:
+by a similarity regression, which is good with few samples, and by boosted trees, which are better with more. Each is
+weighted by its accuracy on samples that it has not seen.
 
-Outcomes of other tasks and other machines may be given to begin with. Of these only differences between configs of one
-task count, and less than own ones.
+It can be warm-started with outcomes of other tasks and machines. Only differences between configs of one task count
+there, with less weight than the task's own outcomes.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from tilewright.space.space import Config
 
 OBJECTIVES = ("squared", "rank")
 
-_MIN = 3  # outcomes, before more than their mean is learned
-_TREES = 8  # outcomes, before trees are grown
-_FOREIGN = 0.25  # what an outcome of another task weighs
-_MAX_FOREIGN = 400  # outcomes of other tasks: those that come first
-_OFFSET = 1.0  # outcomes that the analytical model's own scale counts for
-_CAUTION = 2.0  # trials that a value's usual rate of failures counts for
-_TO_BLAME = 0.5  # rate of failures from which on a value is to blame
-_SURE = 0.03  # deviation up to which it does not matter what trees say
-_RANK_SCALE = 4.0  # of scores to logarithms of seconds
+_MIN = 3  # minimum outcomes for more than a mean correction
+_TREES = 8  # minimum outcomes for trees
+_FOREIGN = 0.25  # weight of an outcome of another task
+_MAX_FOREIGN = 400  # maximum outcomes of other tasks, the first ones
+_OFFSET = 1.0  # weight of the analytical model's own scale, in outcomes
+_CAUTION = 2.0  # weight of a value's prior failure rate, in trials
+_TO_BLAME = 0.5  # failure rate above which a knob value is to blame
+_SURE = 0.03  # deviation below which the trees' opinion does not matter
+_RANK_SCALE = 4.0  # factor from scores to log seconds
 
 
 _Value = tuple[str, str, str]  # template, knob, value
@@ -52,7 +52,7 @@ class Experience(NamedTuple):
 
 @dataclass
 class _Samples:
-    """Configs with what their times differ by from `base`, in logarithms: what the analytical model said."""
+    """Configs with the log ratio of their times to `base`, the analytical prediction."""
 
     rows: np.ndarray
     base: np.ndarray
@@ -61,7 +61,7 @@ class _Samples:
 
 
 class Boosted:
-    """Learns the residual over the analytical model's prediction. `prior=False` learns the time itself, to compare."""
+    """Learns the residual of the analytical prediction. `prior=False` learns the time itself, for comparison."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Boosted:
         self._validity = Validity()
         self._foreign = [self._samples_of(one) for one in _first(warm, _MAX_FOREIGN)]
         self._learned: _Learned | None = None
-        self._columns = np.array([], dtype=int)  # those that it has learned from
+        self._columns = np.array([], dtype=int)  # the columns it has learned from
         self._stale = bool(self._foreign)
 
     def update(self, outcomes: Sequence[Outcome]) -> None:
@@ -146,7 +146,7 @@ class Boosted:
         return replace(samples, weights=samples.weights * _FOREIGN)
 
     def _samples(self, model: Analytical, times: Mapping[Config, Sequence[float]]) -> _Samples:
-        """In an order that does not depend on the order of the outcomes."""
+        """Sorted, so that the order of the outcomes does not matter."""
         configs = sorted(times, key=str)
         logarithms = np.array([np.mean(np.log(times[config])) for config in configs])
         base = (
@@ -157,7 +157,7 @@ class Boosted:
 
 
 def _first(warm: Sequence[Experience], count: int) -> list[Experience]:
-    """So many outcomes, from the front."""
+    """The first `count` outcomes."""
     found = []
     for one in warm:
         if count <= 0:
@@ -168,7 +168,7 @@ def _first(warm: Sequence[Experience], count: int) -> list[Experience]:
 
 
 def _centred(samples: _Samples) -> _Samples:
-    """What is another machine's or task's own scale is no news here."""
+    """Remove the scale of each foreign task or machine, which is irrelevant here."""
     mean = np.average(samples.residuals, weights=samples.weights)
     return replace(samples, residuals=samples.residuals - mean)
 
@@ -180,8 +180,8 @@ def _widened(rows: np.ndarray, width: int) -> np.ndarray:
 
 @dataclass
 class _Learned:
-    """What the samples have taught: an offset, a smooth part and trees, each as far as it is believed; or a ranking,
-    and the seconds that go with its scores."""
+    """The learned correction: an offset, a smooth part and trees, each with its weight; or a ranking, and the seconds
+    for its scores."""
 
     offset: float
     smooth: Smooth | None = None
@@ -189,7 +189,7 @@ class _Learned:
     trees: Trees | None = None
     trees_believed: float = 0.0
     ranking: tuple[Trees, float, float] | None = (
-        None  # what the score's line is: log seconds at 0, and per score
+        None  # the line from scores to log seconds: value at 0, and slope
     )
 
     @classmethod
@@ -216,7 +216,7 @@ class _Learned:
         return learned
 
     def predict(self, rows: np.ndarray, base: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(logarithms of seconds, their deviations)"""
+        """Return (log seconds, their deviations)."""
         if self.smooth is None:
             return base + self.offset, np.full(len(base), SPREAD)
         similar, deviation = self.smooth.predict(rows)
@@ -234,7 +234,7 @@ class _Learned:
 
 
 def _believed(left_out: np.ndarray, residuals: np.ndarray, weights: np.ndarray) -> float:
-    """How much of what is said of samples left out is so; less the fewer there are."""
+    """The weight of a predictor, from its accuracy on left-out samples; lower with few samples."""
     known = ~np.isnan(left_out)
     said, was, weight = left_out[known], residuals[known], weights[known]
     if not len(said):
@@ -245,7 +245,7 @@ def _believed(left_out: np.ndarray, residuals: np.ndarray, weights: np.ndarray) 
 
 
 def _falling_line(scores: np.ndarray, logarithms: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
-    """(at 0, slope) of the logarithm of seconds over the score: a higher score never is more seconds."""
+    """(value at 0, slope) of log seconds over the score; the slope is never positive."""
     score, logarithm = np.average(scores, weights=weights), np.average(logarithms, weights=weights)
     spread = scores - score
     slope = np.sum(weights * spread * (logarithms - logarithm)) / (np.sum(weights * spread**2) + 1e-9)
@@ -257,10 +257,11 @@ def _falling_line(scores: np.ndarray, logarithms: np.ndarray, weights: np.ndarra
 
 
 class Validity:
-    """How likely a config is to work, from what has failed so far.
+    """The probability that a config works, estimated from past failures.
 
-    Of the failures, as many as possible are blamed on single values of knobs: the one that fails most often first, and
-    then, in the trials without it, the next. What is left over may happen to any config."""
+    As many failures as possible are blamed on single knob values: first the value that fails most often, then, in the
+    trials without it, the next one. The remaining failures may happen to any config.
+    """
 
     def __init__(self) -> None:
         self._trials: list[tuple[frozenset[_Value], bool]] = []
@@ -271,7 +272,7 @@ class Validity:
         self._blamed = None
 
     def of(self, configs: Sequence[Config]) -> np.ndarray:
-        """The probability that each can be built, runs and is right."""
+        """The probability that each config builds, runs and is correct."""
         if self._blamed is None:
             self._blamed = self._blame()
         rates, rest = self._blamed
@@ -282,7 +283,7 @@ class Validity:
         return found
 
     def _blame(self) -> tuple[dict[_Value, float], float]:
-        """(how often each value that is to blame fails, how often anything else does)"""
+        """(failure rate of each value to blame, failure rate of everything else)"""
         trials, rates = self._trials, dict[_Value, float]()
         while any(failed for _, failed in trials):
             counts: dict[_Value, list[int]] = {}
@@ -299,12 +300,12 @@ class Validity:
                 break
             rates[worst] = rate
             trials = [(values, failed) for values, failed in trials if worst not in values]
-        usual = 1 / (1 - VALID)  # trials that the rate before any trial counts for
+        usual = 1 / (1 - VALID)  # weight of the prior failure rate, in trials
         return rates, (sum(failed for _, failed in trials) + 1) / (len(trials) + usual)
 
 
 def _values(config: Config) -> frozenset[_Value]:
-    """The template itself is a choice, too."""
+    """The template itself counts as a choice too."""
     return frozenset(
         [(config.template, "", ""), *((config.template, name, repr(value)) for name, value in config.values)]
     )

@@ -1,10 +1,10 @@
 """Terms to seconds on a CPU: port bounds, and the share of each cache level's traffic that cannot be hidden.
 
-A core runs vector instructions on its ports while lines come from the caches below. Of a level's traffic the part that
-out-of-order execution and the hardware's own prefetchers hide is larger the nearer the level; what the program
-prefetches itself hides entirely behind the arithmetic, up to the bandwidth.
+A core runs vector instructions on its ports while lines arrive from lower cache levels. Out-of-order execution and
+the hardware prefetchers hide more of a level's traffic the nearer the level is; software prefetches hide entirely
+behind the arithmetic, up to the bandwidth.
 
-How fast the ports and each level are is nominal, or what a calibration of the machine has measured.
+The rates of the ports and of each level are nominal, or measured by a calibration of the machine.
 """
 
 from __future__ import annotations
@@ -16,26 +16,30 @@ from tilewright.hw import CpuMachine
 from tilewright.measure.calibration import Speeds, stored
 from tilewright.space.template import Terms
 
-LAUNCH_SECONDS = 1.5e-6  # to start and to join the threads
+LAUNCH_SECONDS = 1.5e-6  # to start and join the threads
 
-_MEMORY = 4.5  # bytes per cycle from there, nominally
-_LOADS = 1.25  # per cycle: elements that are spread and lines that arrive alternate with them
-_LOADED = 0.9  # of the whole vectors that could be loaded at most, where that is less
-_SHOWN_L2, _SHOWN_L3, _SHOWN_MEMORY = 0.2, 0.5, 0.6  # of the time of the traffic, what cannot be hidden
-_SHARP = 4.0  # near where two bounds meet, neither is reached
+_MEMORY = 4.5  # nominal bytes per cycle from memory
+_LOADS = 1.25  # per cycle: broadcasts and arriving lines compete with loads
+_LOADED = 0.9  # share of the maximum vector loads, if that is less
+_SHOWN_L2, _SHOWN_L3, _SHOWN_MEMORY = (
+    0.2,
+    0.5,
+    0.6,
+)  # share of each level's traffic time that cannot be hidden
+_SHARP = 4.0  # near the intersection of two bounds, neither is reached
 _BRANCH = 0.7  # cycles
-_TIE = 0.05  # where memory is the bound, less arithmetic still is better
-_UNEVEN = 0.04  # of the time, what threads wait for the slowest core where its share of iterations is all one
-_ENOUGH = 8  # iterations for each thread: others take what it has left, and hardly wait
-_LOAD = 0.16  # cycles: what a load costs even where the ports have room
+_TIE = 0.05  # for memory-bound kernels, less arithmetic is still better
+_UNEVEN = 0.04  # share of the time that threads wait for the slowest core if each has one chunk of iterations
+_ENOUGH = 8  # iterations per thread with which dynamic scheduling leaves hardly any waiting
+_LOAD = 0.16  # cycles that a load costs even if the ports have room
 _BELIEVED = (
-    2.0  # the factor by which a measured rate may differ from a nominal one: beyond, others were there
+    2.0  # maximum factor between a measured rate and its nominal value; beyond it, the machine was busy
 )
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Of one core while all that are busy work: cycles a second, and bytes a cycle from each level."""
+    """The rates of one core while all active cores work: cycles per second, and bytes per cycle from each level."""
 
     hertz: float
     l2: float
@@ -45,7 +49,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class MachineRates:
-    """On one thread, and on all of them."""
+    """Rates with one thread, and with all of them."""
 
     one: Rates
     all: Rates
@@ -58,7 +62,7 @@ def nominal_rates(machine: CpuMachine) -> MachineRates:
 
 
 def rates_of(machine: CpuMachine) -> MachineRates:
-    """As a calibration of the machine says, if there is one; nominal otherwise. Measures nothing."""
+    """The calibrated rates of the machine if there are any, otherwise nominal ones. Measures nothing."""
     calibration = stored(machine)
     if calibration is None:
         return nominal_rates(machine)
@@ -66,7 +70,7 @@ def rates_of(machine: CpuMachine) -> MachineRates:
 
 
 def _rates(speeds: Speeds, machine: CpuMachine) -> Rates:
-    """Rates of one thread, as far as they are believed."""
+    """The rates of one thread, as far as they are plausible."""
     nominal = nominal_rates(machine).one
     operations = machine.throughput.fmas * machine.lanes(DType.F32) * (2 if machine.has_fma else 1)
     hertz = _near(speeds.flops / speeds.threads / operations, nominal.hertz)
@@ -86,12 +90,12 @@ def _near(measured: float, nominal: float) -> float:
 def seconds(
     terms: Terms, machine: CpuMachine, threads: int | None = None, rates: MachineRates | None = None
 ) -> float:
-    """Predicted time of a kernel that does what `terms` counts; nominal rates where none are given."""
+    """The predicted time of a kernel with these counts; at nominal rates if none are given."""
     threads = threads or machine.cores
     busy = min(threads, terms.iterations)
     known = rates or nominal_rates(machine)
     at = known.one if busy == 1 else known.all
-    share = -(-terms.iterations // busy) / terms.iterations  # of the work, what the slowest thread does
+    share = -(-terms.iterations // busy) / terms.iterations  # share of the work of the slowest thread
     if busy > 1:
         share *= 1 + _UNEVEN * max(0.0, 1 - terms.iterations / (busy * _ENOUGH))
     most = machine.throughput

@@ -1,7 +1,7 @@
 """Encodes a config for a learned model: the terms of the predicted time, and the knobs.
 
-What is learned on one task should hold on another and on another machine. So terms are shares of the predicted time and
-ratios, never totals, and each number has a name under which other tasks have it too.
+Features should transfer to other tasks and machines. So terms are ratios and shares of the predicted time, never
+totals, and each feature has a name that is the same for all tasks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TERMS_FEATURES: tuple[str, ...] = (
 
 
 def features_of(terms: Counted, threads: int) -> dict[str, float]:
-    """What a model sees of counted terms, by name: each kind of terms has its own."""
+    """The features of counted terms, by name; each kind of terms has its own."""
     if isinstance(terms, Terms):
         return dict(zip(TERMS_FEATURES, terms_features(terms, threads), strict=True))
     if isinstance(terms, GpuTerms):
@@ -43,7 +43,7 @@ def features_of(terms: Counted, threads: int) -> dict[str, float]:
 
 
 def gpu_features(terms: GpuTerms) -> dict[str, float]:
-    """How the work is cut, and what each step of the main loop does per operation, in logarithms."""
+    """How the work is tiled, and what each step of the main loop does per operation, in logarithms."""
     work = max(1.0, terms.flops, 64 * (terms.scalar + terms.ordinary))
     return {
         "blocks": math.log2(terms.blocks),
@@ -64,7 +64,7 @@ def gpu_features(terms: GpuTerms) -> dict[str, float]:
 
 
 def terms_features(terms: Terms, threads: int) -> list[float]:
-    """Logarithms of what there is of each per vector of arithmetic, and how the work is dealt out."""
+    """The log of each count per vector of arithmetic, and how the work is distributed."""
     arithmetic = max(terms.arithmetic, 1.0)
     ratios = [math.log2(1 + 16 * getattr(terms, name) / arithmetic) for name in _RATIOS]
     rounds = -(-terms.iterations // threads)
@@ -80,8 +80,8 @@ def terms_features(terms: Terms, threads: int) -> list[float]:
 
 @dataclass
 class Encoder:
-    """The rows of configs, each made once. Columns are named in the order in which they first appear; a row has NaN
-    where its config has no such number. The loops of a program are looked at where its template counts no terms."""
+    """Feature rows of configs, cached. Columns are named in the order of their first use; a row has NaN for missing
+    features. If a template counts no terms, its program's loops are analysed."""
 
     threads: int
     columns: dict[str, int] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class Encoder:
         return found
 
     def informative(self, rows: np.ndarray) -> np.ndarray:
-        """Places of the columns in which the rows differ, in an order that does not depend on what was asked first."""
+        """The columns in which the rows differ, in an order independent of earlier calls."""
         missing = np.isnan(rows)
         filled = np.where(missing, 0.0, rows)
         differ = (filled != filled[:1]).any(axis=0) | (missing != missing[:1]).any(axis=0)
@@ -106,7 +106,7 @@ class Encoder:
         return np.array([self.columns[name] for name in names], dtype=int)
 
     def _row(self, model: Analytical, config: Config) -> np.ndarray:
-        """As long as there were columns when it was made."""
+        """As long as the number of columns when it was made."""
         key = model, config
         if key not in self._rows:
             numbers = self._numbers(model, config)

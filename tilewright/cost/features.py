@@ -1,11 +1,11 @@
-"""Program -> features: what a loop nest does, statement by statement, as numbers for a model that learns.
+"""Extract features of a loop nest, statement by statement, for learned models.
 
-The 164 numbers of a statement are Ansor's: what it computes and how its loops are annotated (57), the five buffers that
-move most (18 each), operations per byte from the innermost loop outwards (10), the memory it allocates (4) and what is
-around it (3). Magnitudes are logarithms. What binds loops to a GPU's threads is there, and zero on a processor.
+The 164 numbers of a statement are Ansor's: what it computes and how its loops are annotated (57), the five buffers
+with the most traffic (18 each), operations per byte from the innermost loop outwards (10), the memory it allocates
+(4) and its context (3). Magnitudes are logarithms. The features of GPU thread bindings exist, and are zero on a CPU.
 
-Two things differ from Ansor's, because programs here are lower: registers are no buffers, and reuse is looked for in
-loops that run one iteration after the other, not in those that are written out or run in lanes.
+Two things differ from Ansor, because programs here are lower-level: registers are not buffers, and reuse is counted
+only in serial loops, not in unrolled or vector loops.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from tilewright.loops.ir import Across, Buffer, Combine, Invoke, Kind, Program, 
 BUFFERS = 5
 CURVE = 10  # points of operations per byte
 
-# -- their names ------------------------------------------------------------------------------------------------------
+# -- feature names
+# ----------------------------------------------------------------------------------------------------
 
 _OPERATIONS = ("mad", "addsub", "mul", "divmod", "cmp", "math", "other")
 _POSITIONS = (
@@ -111,11 +112,12 @@ _KIND_AT = {kind: at for at, kind in enumerate(_OPERATIONS)}
 _BOOL_AT, _SELECT_AT = 2 * len(_OPERATIONS), 2 * len(_OPERATIONS) + 1
 
 
-# -- a program's -----------------------------------------------------------------------------------------------------
+# -- the features of a program
+# ----------------------------------------------------------------------------------------
 
 
 def statement_features(program: Program) -> np.ndarray:
-    """One row of FEATURES for each innermost statement, in the order in which they stand."""
+    """One row of FEATURES for each innermost statement, in program order."""
     return _logarithms(_rows(program))
 
 
@@ -127,9 +129,11 @@ PROGRAM_FEATURES: tuple[str, ...] = (
 
 
 def program_features(program: Program) -> np.ndarray:
-    """Of fixed length: the features of the statement that does most, those of all statements summed up, their number.
+    """A vector of fixed length: the features of the heaviest statement, the sums over all statements, and their
+    number.
 
-    Sums are of the magnitudes, before their logarithm is taken."""
+    Sums are taken before the logarithm.
+    """
     rows = _rows(program)
     main = rows[int(np.argmax(rows[:, _EXECUTIONS_AT]))]
     return _logarithms(np.concatenate([main, rows.sum(axis=0), [float(len(rows))]]))
@@ -152,8 +156,8 @@ def _logarithms(values: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Context:
-    """What a statement's features need to know of the others: where each local buffer is first written, how many
-    statements access a buffer, and how many copies of statements the innermost loop around each holds."""
+    """What a statement's features need to know about the others: where each local buffer is first written, how many
+    statements access a buffer, and how many copies of statements are in the innermost loop around each."""
 
     born: dict[Buffer, tuple[EnclosingLoop, ...]]
     users: dict[Buffer, int]
@@ -172,7 +176,7 @@ class _Context:
 
 
 def _innermost_running(path: Sequence[EnclosingLoop]) -> tuple[EnclosingLoop | None, float]:
-    """(which loop, copies): the innermost loop that is not written out, and how often the statement stands in it."""
+    """(loop, copies): the innermost loop that is not unrolled, and the copies of the statement in it."""
     written = 1.0
     for loop in reversed(path):
         if loop.runs:
@@ -183,7 +187,7 @@ def _innermost_running(path: Sequence[EnclosingLoop]) -> tuple[EnclosingLoop | N
 
 
 def _operations(statement: Statement) -> list[float]:
-    """Of one execution, in the order of COMPUTATION's first names."""
+    """The operations of one execution, in the order of COMPUTATION's first names."""
     counts = [0.0] * (_SELECT_AT + 1)
     stmt = statement.stmt
     if isinstance(stmt, Store):
@@ -200,7 +204,7 @@ def _operations(statement: Statement) -> list[float]:
 
 
 def _count(expr: te.Expr, counts: list[float]) -> None:
-    """Operations of one evaluation. What makes up an index is left to the address units."""
+    """Operations of one evaluation, without index arithmetic, which the address units do."""
     if isinstance(expr, te.Load | te.Const | te.Var):
         return
     first = 0 if expr.dtype.is_float else len(_OPERATIONS)
@@ -309,7 +313,7 @@ def _buffers(
                 innermost,
             ]
         )
-    described.sort(key=lambda values: (-values[6], -values[3]))  # those that bring most lines
+    described.sort(key=lambda values: (-values[6], -values[3]))  # those with the most lines first
     row = [value for values in described[:BUFFERS] for value in values]
     return row + [0.0] * (BUFFERS * len(_OF_BUFFER) - len(row))
 
@@ -321,7 +325,7 @@ def _reuse(
     together: list[float],
     context: _Context,
 ) -> tuple[str, float, float, float]:
-    """(how, iterations between, bytes between, how often): the nearest loop that comes back to the same bytes."""
+    """(kind, iterations between, bytes between, count) for the nearest loop that reuses the same bytes."""
     for depth, loop in enumerate(inside_out):
         if loop.runs and loop.var not in access.moves:
             return "loop", runs[depth], together[depth], float(loop.var.extent)
@@ -332,8 +336,8 @@ def _reuse(
 
 
 def _curve(operations: float, runs: list[float], together: list[float]) -> list[float]:
-    """Operations per byte touched, at points evenly spread from the innermost loop (in logarithms of executions) to
-    all of them."""
+    """Operations per byte touched, at evenly spaced points (in log executions) from the innermost loop to the whole
+    program."""
     if not operations or not together[-1]:
         return [0.0] * CURVE
     at = [math.log2(run) for run in runs]

@@ -1,10 +1,10 @@
-"""The time of a kernel on a GPU, without measurement: from counted terms and the card's rates.
+"""Predict the time of a kernel on a GPU from counted terms and the GPU's rates.
 
     seconds = start + waves x (fill + main loop + results)
 
-A wave is as many blocks as the card holds at once. A step of the main loop takes as long as the slowest of tensor
-cores, the other units and shared memory takes for all blocks of a multiprocessor, or as memory takes for all blocks of
-the card; unless too few steps are under way to hide how long a load takes (ALCOP's condition):
+A wave is the number of blocks that the GPU holds at once. A step of the main loop takes as long as the slowest of
+tensor cores, other units and shared memory for all blocks of a multiprocessor, or as memory for all blocks of the
+GPU, unless too few steps are in flight to hide the load latency (ALCOP's condition):
 
     load <= (stages under way x blocks of a multiprocessor - 1) x use:   a step takes use
     otherwise:                                                           (load + use) / stages under way
@@ -18,40 +18,40 @@ from tilewright.errors import InternalError
 from tilewright.hw.gpu import WARP, GpuMachine
 from tilewright.space.terms import Counted, GpuTerms, Roofline
 
-# What the vendor does not publish is fitted to the times of 9,200 kernels on one H200, 18 tasks of
-# `benchmarks/gpu_search.py` (`benchmarks/results/gpu_search.jsonl`), so that the fastest kernels rank first. Those that
-# differ between cards, launches and latencies among them, are in `hw/gpu.py`.
-_TOGETHER = 2.0e-6  # seconds more where blocks form clusters
-_ISSUE_CLOCK = 1.7  # instructions that a multiprocessor begins, alongside all that it waits for
-_ORDINARY_CLOCK = 2.4  # of those that wait for nothing
-_COPY_CLOCK = 0.43  # copies to shared memory that it begins
-_TENSOR_WARPS, _TENSOR_POWER = 9.3, 0.73  # warps of a multiprocessor that keep its tensor cores busy
+# Unpublished constants are fitted to the times of 9,200 kernels on one H200, 18 tasks of `benchmarks/gpu_search.py`
+# (`benchmarks/results/gpu_search.jsonl`), so that the fastest kernels rank first. Constants that differ between GPUs,
+# such as launches and latencies, are in `hw/gpu.py`.
+_TOGETHER = 2.0e-6  # additional seconds if blocks form clusters
+_ISSUE_CLOCK = 1.7  # instructions that a multiprocessor issues per clock, with typical stalls
+_ORDINARY_CLOCK = 2.4  # the same without stalls
+_COPY_CLOCK = 0.43  # copies to shared memory issued per clock
+_TENSOR_WARPS, _TENSOR_POWER = 9.3, 0.73  # warps per multiprocessor that saturate its tensor cores
 _SCALAR_WARPS, _SCALAR_POWER = (
     12.0,
     0.3,
-)  # the same of its other units; with fewer they slow down by this power
-_STEP = 97.0  # clocks of a barrier and what it leaves idle
-_MEMORY_SHARE = 0.92  # of the data sheet's bandwidth
+)  # the same for its other units; with fewer warps they slow down by this power
+_STEP = 97.0  # clocks of a barrier and its idle time
+_MEMORY_SHARE = 0.92  # share of the data sheet's bandwidth
 _WRITE_SHARE = 0.95  # the same while results are written
-_L2_SHARE = 0.92  # of the L2 cache: tensors that fit into it are still there from the kernel before
-_L2_REACHED = 0.6  # of its bandwidth, by loads and stores that would else go to memory
-_WRITE_CLOCKS = 3260.0  # before the first result is written
-_OVERLAPPED = 1.1  # how much less they count where a block begins the next tile before it ends one
-_HIDDEN = 0.19  # power of the number of blocks alongside a block that hide its beginning and end
+_L2_SHARE = 0.92  # share of L2 in which tensors remain from the previous kernel
+_L2_REACHED = 0.6  # share of its bandwidth for accesses that hit L2 instead of memory
+_WRITE_CLOCKS = 3260.0  # clocks before the first result is written
+_OVERLAPPED = 1.1  # exponent by which they shrink if a block starts the next tile before it finishes one
+_HIDDEN = 0.19  # exponent of the number of concurrent blocks that hide a block's start and end
 
-# A library's call is known by its totals alone. Shares of what the data sheet promises, as large calls of cuBLASLt and
-# cuDNN reached them on an H200 (benchmarks/results/gpu_gemm.md).
+# A library call is known only by its totals. These are shares of data-sheet rates that large calls of cuBLASLt and
+# cuDNN reached on an H200 (benchmarks/results/gpu_gemm.md).
 _CALL_TENSOR, _CALL_MEMORY = 0.75, 0.73
-_SCALAR_SHARE = 0.7  # of the ordinary units' FMAs, by a library
-_LOOP_SHARE = 0.1  # of them, by a loop that loads both operands of every FMA
-_LOOP_CLOCKS = 20.0  # of one of its steps, where one thread's must follow each other
-_STREAM_SHARE = 0.8  # of the bandwidth, by a kernel that computes each element by itself
-_FMA_CLOCK = 256.0  # operations of the ordinary units of a multiprocessor in a clock
-_TENSOR_CLOCK = 2048.0  # of its tensor cores, 16-bit operands, where there is no wgmma
+_SCALAR_SHARE = 0.7  # share of the ordinary units' FMA rate reached by a library
+_LOOP_SHARE = 0.1  # the same for a loop that loads both operands of every FMA
+_LOOP_CLOCKS = 20.0  # per step, if the steps of a thread depend on each other
+_STREAM_SHARE = 0.8  # share of the bandwidth reached by an elementwise kernel
+_FMA_CLOCK = 256.0  # operations per clock of a multiprocessor's ordinary units
+_TENSOR_CLOCK = 2048.0  # the same of its tensor cores with 16-bit operands, without wgmma
 
 
 def seconds(terms: Counted, machine: GpuMachine) -> float:
-    """Infinite where not one block fits."""
+    """The predicted seconds; infinite if not one block fits."""
     if isinstance(terms, tuple):
         return sum(seconds(each, machine) for each in terms)
     if isinstance(terms, Roofline):
@@ -72,7 +72,7 @@ def seconds(terms: Counted, machine: GpuMachine) -> float:
 
 
 def _memory_bytes_clock(tensors: float, machine: GpuMachine, share: float) -> float:
-    """Bytes of a kernel's tensors in a clock: from memory, or from the L2 cache, as much of them as fits into it."""
+    """Bytes per clock of a kernel's tensors: from L2 as far as they fit, otherwise from memory."""
     memory = share * machine.memory_bytes_per_second / _clock(machine)
     cache = max(memory, _L2_REACHED * machine.l2_bytes_clock)
     cached = min(1.0, max(0.0, 2.0 - tensors / (_L2_SHARE * machine.l2)))
@@ -89,7 +89,7 @@ def _roofline(terms: Roofline, machine: GpuMachine) -> float:
         tensor = (machine.wgmma_flops_clock or _TENSOR_CLOCK) * clocks
         rate = _CALL_TENSOR * tensor * (1.0 if terms.unit == "tensor16" else 0.5)
     share = _CALL_MEMORY if terms.is_call else _STREAM_SHARE
-    # Memory is kept busy by fewer blocks than the multipliers need.
+    # Fewer blocks saturate memory than the multipliers.
     memory = share * machine.memory_bytes_per_second / _clock(machine)
     if not terms.is_call:
         memory = _memory_bytes_clock(terms.bytes, machine, share)
@@ -101,8 +101,8 @@ def _roofline(terms: Roofline, machine: GpuMachine) -> float:
 
 
 def _wave(terms: GpuTerms, machine: GpuMachine, resident: int, blocks: int, more: bool) -> float:
-    """Clocks of so many blocks at once, `resident` on a multiprocessor. Where there are more of them, what is before
-    and behind the main loop of one block is hidden by those alongside it."""
+    """Clocks of this many concurrent blocks, `resident` per multiprocessor. With several, other blocks hide the start
+    and end of one block."""
     rates = machine.rates
     warps = resident * terms.threads / WARP
     tensor_busy = min(1.0, warps / _TENSOR_WARPS) ** _TENSOR_POWER
@@ -120,7 +120,7 @@ def _wave(terms: GpuTerms, machine: GpuMachine, resident: int, blocks: int, more
     total = terms.loaded * terms.blocks * terms.steps
     first = min(
         1.0, max(0.0, terms.memory - terms.written * terms.blocks) / max(1.0, total)
-    )  # from memory, of all
+    )  # from memory, for all blocks
     arriving = max(loaded / cache, loaded * first / memory)
     load = max(rates.l2_latency, rates.memory_latency * first) + arriving
     in_flight = terms.stages - 1

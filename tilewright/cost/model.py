@@ -1,7 +1,7 @@
-"""What a cost model is: it predicts the time of configs, says how sure it is, and learns from outcomes.
+"""The cost model protocol: predict the time of configs with an uncertainty, and learn from outcomes.
 
-A model is made for one Candidates. It sees configs and times, and knows neither how configs are found nor how they are
-measured.
+A model is made for one Candidates. It sees configs and times, and knows neither how configs are found nor how they
+are measured.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from tilewright.space.space import Config
 
 
 class Prediction(NamedTuple):
-    """Of several configs, one element each."""
+    """Predictions for several configs, one element each."""
 
     seconds: np.ndarray
-    spread: np.ndarray  # standard deviation of the logarithm of the seconds
-    valid: np.ndarray  # probability that it can be built, runs and is right
+    spread: np.ndarray  # standard deviation of log seconds
+    valid: np.ndarray  # probability that the config builds, runs and is correct
 
     def optimistic(self, deviations: float = 1.0) -> np.ndarray:
-        """Seconds that it may take if the model errs by so many deviations: what a search that explores ranks by."""
+        """The seconds if the model errs by this many deviations; exploring searches rank by this."""
         return np.asarray(self.seconds * np.exp(-deviations * self.spread))
 
 

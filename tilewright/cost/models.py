@@ -1,7 +1,7 @@
-"""The cost models that learn, by name, those of users among them.
+"""The registry of learned cost models, including user-defined ones.
 
-One of your own is a class with the methods of a `CostModel` (see `model.py`), made of (candidates, threads, seed,
-experience): register it here, or name it as an entry point of the group `tilewright.cost_models`, and ask for it with
+To add one, write a class with the methods of a `CostModel` (see `model.py`), constructed from (candidates, threads,
+seed, experience). Register it here or as an entry point of the group `tilewright.cost_models`, and select it with
 `compile(cost_model=...)`.
 """
 
@@ -18,7 +18,7 @@ from tilewright.support.plugins import named
 
 ENTRY_POINTS = "tilewright.cost_models"
 
-# Of the candidates of one task, the threads of a call, a seed, and what was measured of other tasks.
+# Arguments: the candidates of one task, the threads of a call, a seed, and outcomes of other tasks.
 Factory = Callable[[Candidates, int, int, Sequence[Experience]], CostModel]
 
 
@@ -36,7 +36,7 @@ COST_MODELS: dict[str, Factory] = {"boosted": _boosted, "analytical": _analytica
 
 
 def register(name: str, factory: Factory) -> None:
-    """A cost model of your own, under a name that `compile(cost_model=...)` takes."""
+    """Register a cost model under a name for `compile(cost_model=...)`."""
     if not name or not callable(factory):
         raise OptionError(
             f"{factory!r} is not a cost model",
@@ -52,5 +52,5 @@ def unregister(name: str) -> None:
 
 
 def cost_model_named(name: str) -> Factory:
-    """OptionError where there is none of that name."""
+    """Return the cost model of this name, or raise OptionError."""
     return named("cost_model", name, COST_MODELS, ENTRY_POINTS)

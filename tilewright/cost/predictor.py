@@ -1,7 +1,6 @@
-"""Counted terms -> seconds, by kind of machine: the analytical model's one entry.
+"""Convert counted terms to seconds, by kind of machine: the entry point of the analytical model.
 
-A slice for each kind: `cpu.py` and `gpu.py` say how long what was counted takes, at rates that are nominal or as a
-calibration of the machine has measured them.
+`cpu.py` and `gpu.py` have the formulas for each kind, at nominal or calibrated rates.
 """
 
 from __future__ import annotations
@@ -21,20 +20,18 @@ from tilewright.space.space import Config
 from tilewright.space.template import Applied, Work
 from tilewright.space.terms import Counted, Terms
 
-CALL_SECONDS = (
-    1.5e-6  # that a call of a kernel takes on a processor when it is timed, whatever the kernel does
-)
+CALL_SECONDS = 1.5e-6  # overhead of a timed kernel call on a CPU
 
 Predictor = Callable[[Counted], float]
 
 
 def nominal(machine: Machine) -> Predictor:
-    """Without a calibration, on all cores: what compilations that measure nothing choose by."""
+    """A predictor at nominal rates on all cores, for compilations that measure nothing."""
     return _NOMINAL[machine.kind](machine)
 
 
 def calibrated(machine: Machine, threads: int) -> Predictor:
-    """At measured rates, on so many threads, of a call as a measurement times it."""
+    """A predictor at measured rates with this many threads, for a call as the timer measures it."""
     return _CALIBRATED[machine.kind](machine, threads)
 
 
@@ -64,8 +61,8 @@ _CALIBRATED: dict[str, Callable[[Any, int], Predictor]] = {"cpu": _cpu_calibrate
 
 
 def counted(applied: Applied, config: Config, work: Work, constants: bool = True) -> tuple[Counted, bool]:
-    """The terms of a config, and whether they were counted in its program: where the template does not count them in
-    closed form. `constants`: whether it matters which inputs are constants."""
+    """The terms of a config, and whether they were counted in its program because the template has no closed form.
+    `constants`: whether constant inputs matter."""
     terms = applied.terms(config)
     if terms is not None:
         return terms, False

@@ -1,9 +1,9 @@
-"""Program -> Terms: what a loop nest does, counted from its statements. Templates count their own in closed form; this
-is for the programs that no template made.
+"""Count the terms of a loop program from its statements. Templates count their own in closed form; this is for all
+other programs.
 
-Traffic follows from footprints. The loops that together touch no more than a cache holds find again what they touched
-before; each time that the loops around them come round, it has to be brought in anew. What every program has to bring
-in once comes from the cache that all cores share, and constants from memory, as weights do in a model.
+Traffic follows from footprints. Loops that together touch no more than a cache holds reuse what they touched before;
+in each iteration of the loops around them, it is loaded again. Compulsory traffic comes from the shared cache, and
+that of constants from memory, like weights in a model.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from tilewright.loops.tiling import separate_accesses
 from tilewright.space.template import Terms
 from tilewright.te.index import coefficient
 
-# Instructions, where it is more than one: for divisions and roots the time that they keep a port, for functions about
-# the length of their polynomials.
+# Instruction counts other than one: the port time of divisions and roots, and the approximate polynomial length of
+# functions.
 _LONG = {"div": 8, "sqrt": 10, "rsqrt": 12, "floordiv": 16, "mod": 16, "fmod": 20, "pow": 40, "atan2": 30}
 _FUNCTIONS = frozenset(("exp", "exp2_nonpositive", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf"))
 _FUNCTION = 16
-_TRANSPOSED = 16.0  # cycles: what a vector of a square tile shows of its access to a row of its own
-_LATENCY_MEMORY = 10.0  # cycles from one sum to the next that needs it, where it is in memory between them
-_USABLE = 0.75  # of a cache
+_TRANSPOSED = 16.0  # cycles per vector of a square tile for accessing a separate row
+_LATENCY_MEMORY = 10.0  # cycles between dependent sums that go through memory
+_USABLE = 0.75  # share of a cache
 
 
 def terms_of(program: Program, machine: CpuMachine, constants: Collection[int] = ()) -> Terms:
@@ -92,7 +92,7 @@ def _branches(stmt: Stmt, times: float) -> float:
     if isinstance(stmt, Block):
         return sum(_branches(child, times) for child in stmt.stmts)
     if isinstance(stmt, If):
-        # Each branch runs in a part of the cases; what is common is that they do about the same.
+        # Each branch runs in a part of the cases; branches usually do about the same work.
         parts = [stmt.then, *([stmt.other] if stmt.other is not None else [])]
         return times + sum(_branches(part, times / len(parts)) for part in parts)
     return 0.0
@@ -102,7 +102,7 @@ def _branches(stmt: Stmt, times: float) -> float:
 
 
 def _footprints(statements: Sequence[Statement]) -> dict[EnclosingLoop, float]:
-    """Bytes of cache lines that each loop touches from its first iteration to its last."""
+    """Bytes of cache lines that each loop touches in all its iterations."""
     by_buffer: dict[EnclosingLoop, dict[Buffer, float]] = {}
     for statement in statements:
         inside_out = statement.path[::-1]
@@ -115,7 +115,7 @@ def _footprints(statements: Sequence[Statement]) -> dict[EnclosingLoop, float]:
 
 
 def _again(statements: Sequence[Statement], footprints: dict[EnclosingLoop, float], capacity: float) -> float:
-    """Bytes that are brought into a cache although they have been in it before."""
+    """Bytes that are loaded into a cache again after eviction."""
     repeated: dict[Buffer, float] = {}
     for statement in statements:
         path = statement.path
@@ -126,7 +126,7 @@ def _again(statements: Sequence[Statement], footprints: dict[EnclosingLoop, floa
             depth = len(path) - fits
             times = float(math.prod(loop.var.extent for loop in path[:fits]))
             around = path[fits - 1]
-            if around.var not in access.moves:  # it comes back before the rest has displaced it
+            if around.var not in access.moves:  # it is reused before other data evicts it
                 times /= around.var.extent
             brought = times * access.lines[depth] * (2 if access.writes else 1)
             once = access.lines[-1] * (2 if access.writes else 1)
@@ -140,7 +140,7 @@ def _again(statements: Sequence[Statement], footprints: dict[EnclosingLoop, floa
 
 @dataclass
 class _Count:
-    """`times`: how often what is counted runs. `lane`: the variable of the vector loop around it, if there is one."""
+    """`times`: the number of executions. `lane`: the variable of the enclosing vector loop, if any."""
 
     machine: CpuMachine
     born: dict[Buffer, tuple[EnclosingLoop, ...]]
@@ -151,7 +151,7 @@ class _Count:
 
     @property
     def in_a_cycle(self) -> float:
-        """FMAs. Of shuffles there is one."""
+        """FMAs per cycle; one for shuffles."""
         return self.machine.throughput.fmas
 
     def statement(self, statement: Statement) -> None:
@@ -183,7 +183,7 @@ class _Count:
                 self.stores += times * self.accesses(stmt.buffer, stmt.index, lane, stored=True)
 
     def waiting(self, statement: Statement, times: float, lane: te.Var | None) -> float:
-        """Instructions for which there would have been time while sums wait for the ones before them."""
+        """Instruction slots lost while sums wait for earlier ones."""
         reduced = reduced_loops(statement, self.born)
         stmt, path = statement.stmt, statement.path
         if not reduced or not isinstance(stmt, Store):
@@ -196,7 +196,7 @@ class _Count:
         return needed * times * self.registers(stmt.value, lane) / chains
 
     def load(self, load: te.Load, path: Sequence[EnclosingLoop], times: float, lane: te.Var | None) -> None:
-        """What is written out reads the same element once."""
+        """Unrolled copies read the same element once."""
         buffer = load.source
         assert isinstance(buffer, Buffer)
         if buffer.scope is Scope.REGISTER:
@@ -210,8 +210,8 @@ class _Count:
         self.loads += times * self.accesses(buffer, load.indices[0], lane)
 
     def value(self, expr: te.Expr, lane: te.Var | None) -> float:
-        """Instructions that computing `expr` takes, loads apart. Offsets are left to the address units, and what is the
-        same in all lanes to the loops outside."""
+        """Instructions for computing `expr`, without loads. Offsets are left to the address units, and values that
+        are uniform over the lanes to outer loops."""
         if isinstance(expr, te.Load):
             return 0.0
         if lane is not None and lane not in te.variables(expr) and not te.loads(expr):
@@ -227,7 +227,7 @@ class _Count:
         return count + sum(self.value(child, lane) for child in te.children(expr))
 
     def registers(self, expr: te.Expr, lane: te.Var | None) -> int:
-        """How many registers a vector of its values takes."""
+        """The number of registers for a vector of its values."""
         lanes = 1 if lane is None else lane.extent
         return max(1, lanes * expr.dtype.bytes // self.machine.vector_bytes)
 

@@ -1,30 +1,28 @@
-"""Regression by similarity, in NumPy: what alike configs took, weighted by how alike they are.
+"""Similarity regression in NumPy: predict a config's time from similar configs.
 
-A Gaussian process of few, fixed scales: with tens of samples, scales that are learned from them fit their noise. For up
-to a few hundred samples.
+This is a Gaussian process with a few fixed length scales, because scales learned from tens of samples would fit
+noise. It is meant for up to a few hundred samples.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-_LENGTH = (
-    0.7  # in deviations of a number, over all numbers: at such a distance, configs say little of each other
-)
-_NOISE = 0.1  # of logarithms of seconds: what timing and the numbers leave open
-_USUAL = 0.1  # deviation of what there is to learn, worth so many samples
+_LENGTH = 0.7  # distance, in deviations over all features, at which configs say little about each other
+_NOISE = 0.1  # of log seconds: timing noise and unmodelled effects
+_USUAL = 0.1  # prior deviation of the residual, and its weight in samples
 _WORTH = 8.0
 
 
 class Smooth:
-    """Made of samples: rows of numbers (NaN: has no such number), targets around zero, and weights."""
+    """Fitted to samples: feature rows (NaN: missing), targets around zero, and weights."""
 
     def __init__(self, rows: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> None:
         known = ~np.isnan(rows).all(axis=0)
         self._centre, self._scale = np.zeros(rows.shape[1]), np.full(rows.shape[1], np.inf)
         self._centre[known] = np.nanmean(rows[:, known], axis=0)
         deviations = np.nanstd(rows[:, known], axis=0)
-        # A number that never differs says nothing.
+        # Constant features carry no information.
         self._scale[known] = np.where(deviations > 1e-9, deviations, np.inf)
         self._rows = self._normal(rows)
         total = np.sum(weights)
@@ -34,10 +32,10 @@ class Smooth:
         self._factor = np.linalg.cholesky(covariance)
         self._solved = np.linalg.solve(self._factor.T, np.linalg.solve(self._factor, targets))
         certainties = np.sum(np.linalg.inv(self._factor) ** 2, axis=0)
-        self.left_out = targets - self._solved / certainties  # what the others say of each sample
+        self.left_out = targets - self._solved / certainties  # leave-one-out errors
 
     def predict(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(mean, standard deviation), the noise of a single timing included."""
+        """(mean, standard deviation), including the noise of a single timing."""
         likeness = self._likeness(self._normal(rows))
         explained = np.sum(np.linalg.solve(self._factor, likeness.T) ** 2, axis=0)
         left = np.maximum(self._variance - explained, 0.0)

@@ -1,7 +1,7 @@
-"""Gradient-boosted trees, set for tens of samples: shallow, slow learners, and several ensembles of them.
+"""Gradient-boosted trees, configured for tens of samples: shallow, slow learners, in several ensembles.
 
-LightGBM is imported when the first trees are grown, and not before: it is an extra (`tilewright[tune]`), and its wheel
-wants a system's OpenMP library, which is not everywhere.
+LightGBM is imported when the first trees are trained: it is an extra (`tilewright[tune]`), and its wheel needs the
+system's OpenMP library, which is not always installed.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 from tilewright.errors import TilewrightWarning
 
 MEMBERS = 4
-_DRAWN = 0.75  # of the samples, for each ensemble
+_DRAWN = 0.75  # share of the samples for each ensemble
 _ROUNDS = 50
-_GRADES = 16  # of relevance, for ranking
+_GRADES = 16  # relevance levels for ranking
 _SETTINGS = {
     "num_leaves": 6,
     "max_depth": 3,
@@ -39,7 +39,7 @@ _SETTINGS = {
 
 @lru_cache(maxsize=1)
 def lightgbm() -> ModuleType | None:
-    """None, and a warning, where it cannot be loaded."""
+    """The module, or None with a warning if it cannot be loaded."""
     try:
         import lightgbm as found
     except (ImportError, OSError) as error:
@@ -54,11 +54,11 @@ def lightgbm() -> ModuleType | None:
 
 
 class Trees:
-    """Ensembles grown on different draws of the samples. `left_out`: for each sample, the mean of the ensembles that
-    did not see it; NaN where all did.
+    """Ensembles trained on different subsets of the samples. `left_out`: for each sample, the mean prediction of the
+    ensembles that did not see it; NaN if all did.
 
-    They predict the targets, or, for `rank`, what is to be added to `start` so that the least target comes first with
-    the highest score."""
+    They predict the targets or, for `rank`, a correction to `start` such that the least target has the highest score.
+    """
 
     def __init__(
         self,

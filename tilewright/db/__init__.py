@@ -1,1 +1,1 @@
-"""What tuning has found out, kept: append-only records in SQLite."""
+"""The tuning database: append-only records in SQLite."""

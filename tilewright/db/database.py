@@ -1,12 +1,12 @@
 """The database of tuning records: append-only, shared by every process of a user.
 
-What `add` was given is on the disk when it returns. Where the file cannot be written (a read-only folder, a full disk,
-a filesystem without locks) one warning says so, and what is new is kept in memory and tried again with each further
-`add`; what can be read is read. A row that is damaged is passed over and counted. A file that SQLite cannot make sense
-of is set aside under another name, never deleted, and what is sound in it goes into a new one.
+`add` returns when its records are on disk. If the file cannot be written (a read-only folder, a full disk, a
+filesystem without locks), there is one warning; new records stay in memory and are retried with each further `add`,
+and reading still works. Damaged rows are skipped and counted. A file that SQLite cannot read is renamed, never
+deleted, and its intact rows go into a new file.
 
-On a network's filesystem SQLite's write-ahead log does not work: there the database has a rollback journal, and writers
-alternate by a lock file as well.
+SQLite's write-ahead log does not work on a network filesystem: there the database uses a rollback journal, and a lock
+file serialises writers.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from tilewright.support.files import SpecialFileError
 
 T = TypeVar("T")
 _KEY_COLUMNS = "task = ? AND machine = ? AND toolchain = ? AND numerics = ? AND threads = ?"
-# A row that is there already stays as it is, unless it is damaged.
+# An existing row stays unchanged, unless it is damaged.
 _INSERT = (
     "INSERT INTO rows (kind, digest, task, machine, toolchain, numerics, threads, body) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
     " ON CONFLICT (digest) DO UPDATE SET kind = excluded.kind, task = excluded.task, machine = excluded.machine,"
@@ -59,25 +59,26 @@ _INSERT = (
 
 
 class Database:
-    """Use `Database.open`. Threads may share it: their queries wait for each other. Other processes have their own."""
+    """Open it with `Database.open`. Threads may share it: their queries are serialised. Other processes open their
+    own."""
 
     def __init__(self, path: Path, network: bool) -> None:
         self.path = path
         self.network = network
-        self.damaged = 0  # rows that were passed over since it was opened
+        self.damaged = 0  # rows skipped since it was opened
         self.set_aside: list[Path] = []
         self._pending: dict[str, Row] = {}
         self._facts: dict[str, Facts] = {}
         self._warned: set[str] = set()
-        self._lock = threading.RLock()  # one thread at a time: of the connection and of everything above
+        self._lock = threading.RLock()  # protects the connection and all fields above
         self._connection: sqlite3.Connection
         self._inode: tuple[int, int] | None = None
         self._connect()
 
     @classmethod
     def open(cls, path: Path | None = None, *, network: bool | None = None) -> Database:
-        """`path` None: in the cache folder. `network`: whether it is on a network's filesystem; None: find out.
-        DatabaseVersionError for a file of a newer Tilewright, DatabaseFileError for one of another program."""
+        """`path` None: in the cache folder. `network`: whether it is on a network filesystem; None: detect it. Raises
+        DatabaseVersionError for a file of a newer Tilewright, DatabaseFileError for a file of another program."""
         path = path or default_path()
         return cls(path, is_network(path.parent) if network is None else network)
 
@@ -99,23 +100,23 @@ class Database:
         self.write([row for record in records for row in rows_of_record(record)])
 
     def records(self, key: Key | None = None) -> list[Record]:
-        """Of one key, or all; in the order in which they came."""
+        """The records of one key, or all, in insertion order."""
         found = self._records(self.rows(TRIAL, key))
         return found if key is None else [record for record in found if record.key == key]
 
     def similar(self, key: Key, *, limit: int = 1000) -> list[Record]:
-        """Records of other keys, failures included: those of the same machine first, then the newest."""
+        """Records of other keys, including failures: those of the same machine first, then the newest."""
         where = f"kind = ? AND NOT ({_KEY_COLUMNS}) ORDER BY machine = ? DESC, id DESC LIMIT ?"
         values = (TRIAL, *msgspec.structs.astuple(key), key.machine, limit)
         return [r for r in self._records(self._select(where, values)) if r.key != key]
 
     def decide(self, decision: Decision) -> None:
-        """A winner without a time, all of whose last runs failed, is none."""
+        """Store a decision. A winner without a time, whose last runs all failed, is not stored."""
         if math.isfinite(decision.seconds):
             self.write([row_of_decision(decision)])
 
     def decision(self, key: Key) -> Decision | None:
-        """The last one."""
+        """The latest decision."""
         return max(
             (decision for decision in self.decisions(key) if decision.key == key),
             key=lambda decision: decision.when,
@@ -130,7 +131,7 @@ class Database:
         return found
 
     def keys(self) -> list[Key]:
-        """Of which there are records."""
+        """The keys that have records."""
         columns = "task, machine, toolchain, numerics, threads"
         query = f"SELECT DISTINCT {columns} FROM rows WHERE kind = ? ORDER BY id"
         found: list[Any] = self._guarded(lambda c: c.execute(query, (TRIAL,)).fetchall(), [])
@@ -140,8 +141,8 @@ class Database:
     # -- rows ---------------------------------------------------------------------------------------------------------
 
     def rows(self, kind: str, key: Key | None = None) -> list[Row]:
-        """As they are kept, damaged ones included."""
-        with self._lock:  # between the two, no row may move from one to the other
+        """The stored rows, including damaged ones."""
+        with self._lock:  # no row may move between the two queries
             pending = [row for row in self._unwritten() if row.kind == kind]
             if key is None:
                 return [*self._select("kind = ? ORDER BY id", (kind,)), *pending]
@@ -154,7 +155,7 @@ class Database:
             return list(self._pending.values())
 
     def write(self, rows: Iterable[Row]) -> int:
-        """Keeps what is not kept yet, and says how many that were. Raises Damaged for rows that are not sound."""
+        """Store the rows that are new, and return how many. Raises Damaged for invalid rows."""
         given = {row.digest: row for row in rows}
         with self._lock:
             wanted = self._pending | given
@@ -179,12 +180,12 @@ class Database:
                 with contextlib.suppress(sqlite3.Error):
                     connection.execute("ROLLBACK")
                 raise
-        if self._moved():  # committed to a file that another process has set aside, perhaps after it was read
+        if self._moved():  # committed to a file that another process has renamed, perhaps after it was read
             raise sqlite3.DatabaseError("another process has set the file aside")
         return connection.total_changes - before
 
     def run(self, action: Callable[[sqlite3.Connection], T]) -> T:
-        """For maintenance: `action` on the connection itself."""
+        """Run a maintenance `action` on the connection itself."""
         return self._guarded(action)
 
     def _select(self, where: str, values: Sequence[object]) -> list[Row]:
@@ -243,7 +244,7 @@ class Database:
             raise type(error)(f"{self.path}: {error.message}") from None
 
     def _open(self) -> None:
-        before = inode(self.path)  # so that it is noticed when another process sets the file aside meanwhile
+        before = inode(self.path)  # to notice when another process renames the file
         self._connection = connect(self.path, network=self.network)
         self._inode = before or inode(self.path)
 
@@ -261,15 +262,15 @@ class Database:
             self._take(salvage(self.path))
 
     def _guarded(self, action: Callable[[sqlite3.Connection], T], otherwise: T | None = None) -> T:
-        """The action, once more on a new connection where the file is not the one that was opened, or is damaged.
-        Where it cannot be done: `otherwise`, if there is one."""
+        """Run the action; retry it on a new connection if the file was replaced or is damaged. If it fails:
+        `otherwise`, if given."""
         with self._lock:
             for last in (False, True):
                 try:
                     Deadline(self._connection, self.path)
                     return action(self._connection)
                 except sqlite3.ProgrammingError:
-                    raise  # it was closed: no fault of the file
+                    raise  # the connection was closed: the file is fine
                 except sqlite3.DatabaseError as error:
                     moved = self._moved()
                     if not last and (moved or not is_circumstance(error)):
@@ -284,7 +285,7 @@ class Database:
             return otherwise
 
     def _replace(self, error: sqlite3.Error) -> None:
-        """Sets the damaged file aside, and makes a new one of what is sound in it."""
+        """Rename the damaged file, and make a new one from its intact rows."""
         damaged = self._inode or inode(self.path)
         aside = self.path.with_name(
             f"{self.path.name}.corrupt-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
@@ -302,7 +303,7 @@ class Database:
             aside = aside if aside.exists() else self.path
             self._connection, self._inode = connect(None), None
         if not aside.exists():
-            return  # another process was first
+            return  # another process did it first
         rows = salvage(aside)
         trials = sum(row.kind == TRIAL for row in rows)
         warnings.warn(
@@ -336,5 +337,5 @@ def _columns(row: Row) -> tuple[object, ...]:
 
 
 def _row(kind: object, digest: object, body: object) -> Row:
-    """Of columns that may hold anything."""
+    """A row from columns that may hold anything."""
     return Row(str(kind), str(digest), msgspec.Raw(body if isinstance(body, bytes) else str(body).encode()))

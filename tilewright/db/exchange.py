@@ -1,7 +1,8 @@
-"""Records out of one database and into another: lines of JSON, or the database files themselves.
+"""Export and import records: JSON lines, or whole database files.
 
-A line is `{"kind": ..., "digest": ..., "body": {...}}`. Facts (the text of a task, a machine's description) come before
-the trials that refer to them. Rows are named by their digests, so to import twice is to import once.
+A line is `{"kind": ..., "digest": ..., "body": {...}}`. Facts (the text of a task, a machine's description) come
+before the trials that refer to them. Rows are identified by their digests, so importing twice is the same as
+importing once.
 """
 
 from __future__ import annotations
@@ -22,17 +23,19 @@ from tilewright.errors import DatabaseFileError
 from tilewright.support.files import require_regular
 
 _SQLITE = b"SQLite format 3\0"
-_MAX_DAMAGED = 1000  # lines of an export that are named; after so many without a sound one it is none
+_MAX_DAMAGED = (
+    1000  # maximum damaged lines listed; after this many without a valid one, the file is not an export
+)
 
 
 class Imported(NamedTuple):
     added: int
-    known: int  # were there already
-    damaged: tuple[str, ...]  # what was passed over, and why
+    known: int  # already present
+    damaged: tuple[str, ...]  # what was skipped, and why
 
 
 def export_lines(database: Database, task: str = "") -> Iterator[bytes]:
-    """Sound rows as lines; `task`: only of tasks whose key begins so."""
+    """The valid rows as lines; `task`: only those of tasks whose key has this prefix."""
     facts = {row.digest: row for row in database.rows(FACTS)}
     written: set[str] = set()
     for row in database.rows(TRIAL):
@@ -54,7 +57,7 @@ def _line(row: Row) -> bytes:
 
 
 def import_file(database: Database, path: Path) -> Imported:
-    """Everything sound from an export or from another database, even a damaged one."""
+    """Import all valid rows of an export or of another database, even a damaged one."""
     rows, damaged = _rows_in(path)
     facts = {row.digest for row in rows if row.kind == FACTS} | {row.digest for row in database.rows(FACTS)}
     whole = []

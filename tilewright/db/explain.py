@@ -12,7 +12,7 @@ from tilewright.db.database import Database
 from tilewright.db.record import Decision, Key, Record
 
 _NEAREST = 3
-_LINES = 4  # of a task's text that are shown
+_LINES = 4  # lines of a task's text that are shown
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -21,7 +21,7 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class Nearest(msgspec.Struct, frozen=True):
-    """A key that has records, and how it differs from the one that was asked for."""
+    """A key that has records, and how it differs from the requested one."""
 
     key: Key
     label: str
@@ -36,7 +36,7 @@ class MissExplanation(msgspec.Struct, frozen=True):
     decision: Decision | None
     records: int
     failures: int
-    nearest: tuple[Nearest, ...]  # where there is no record
+    nearest: tuple[Nearest, ...]  # if there is no record
 
     def __str__(self) -> str:
         head = f"{self.label} ({self.key.task[:12]}): "
@@ -63,7 +63,7 @@ class MissExplanation(msgspec.Struct, frozen=True):
 def explain(
     database: Database, key: Key, label: str, text: str, machine: Mapping[str, Any]
 ) -> MissExplanation:
-    """`text`: of the task; `machine`: its description."""
+    """`text` is the task's text, `machine` its machine's description."""
     records = database.records(key)
     failures = sum(bool(record.failure) for record in records)
     decision = database.decision(key)

@@ -1,8 +1,8 @@
 """Reads the confirmed winners of tasks, for a compilation that measures nothing.
 
-Every compilation asks, so asking is cheap and changes nothing: no file is created, locked or repaired, and nothing but
-the rows in question is read. A database that cannot be read costs one warning and never a compilation: the analytical
-model then chooses. `Database` is for those who measure.
+Every compilation does this, so it is cheap and changes nothing: no file is created, locked or repaired, and only the
+requested rows are read. A database that cannot be read causes one warning and never fails a compilation: the
+analytical model then chooses. Tuning uses `Database` instead.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from tilewright.db.rows import DECISION, Damaged, Row, decision_of
 from tilewright.db.schema import connect
 from tilewright.errors import DatabaseFileError, DatabaseWarning
 
-_SECONDS = 0.5  # for all of it: another process may hold the file, or the file may be made to take long
-_STEPS = 20_000  # of SQLite's virtual machine, after which the clock is looked at
-_PER_KEY = 64  # decisions that are looked at, the newest first
+_SECONDS = 0.5  # time limit: another process may lock the file, or a hostile file may be slow
+_STEPS = 20_000  # of SQLite's virtual machine between two looks at the clock
+_PER_KEY = 64  # maximum decisions read, the newest first
 _QUERY = (
     "SELECT kind, digest, body FROM rows WHERE kind = ? AND task = ? AND machine = ? AND toolchain = ?"
     f" AND numerics = ? AND threads = ? ORDER BY id DESC LIMIT {_PER_KEY}"
@@ -34,8 +34,8 @@ _warned: set[tuple[Path, str]] = set()
 
 
 def read_decisions(keys: Collection[Key], path: Path | None = None) -> dict[Key, Decision]:
-    """The last decision for each of `keys` that has one. `path` None: the database in the cache folder, which need not
-    exist."""
+    """The latest decision for each of `keys` that has one. `path` None: the database in the cache folder, which need
+    not exist."""
     named, path = path is not None, path or default_path()
     try:
         mode = path.stat().st_mode
@@ -62,8 +62,8 @@ def read_decisions(keys: Collection[Key], path: Path | None = None) -> dict[Key,
 
 
 def _modes(path: Path) -> tuple[str, ...]:
-    """Without a log alongside it nobody writes the file: it is read as it is, and no file is created alongside it.
-    Should somebody begin to write just then, it is read once more."""
+    """Without a write-ahead log nobody writes the file: it is read in place, and no file is created next to it. If
+    somebody starts to write meanwhile, it is read once more."""
     logs = [Path(f"{path}{suffix}") for suffix in ("-wal", "-journal")]
     alone, shared = "ro&immutable=1", "ro"
     return (shared, alone) if any(log.exists() for log in logs) else (alone, shared)
@@ -96,7 +96,7 @@ def _last(connection: sqlite3.Connection, key: Key, path: Path) -> Decision | No
 
 
 def _warn(path: Path, why: str) -> None:
-    """Once in a process for each file and reason."""
+    """Once per process for each file and reason."""
     if (path, why) not in _warned:
         _warned.add((path, why))
         warnings.warn(

@@ -15,7 +15,7 @@ from tilewright import knobs
 NAME = "tuning.sqlite"
 _LOCK_SECONDS = 30.0
 
-# Kinds of mounts on which another machine may write.
+# Mount types on which another machine may write.
 _NETWORK = re.compile(
     "nfs4?|cifs|smb[23]|smbfs|ncpfs|9p|afs|ceph|coda|glusterfs|lustre|beegfs|gpfs|panfs|orangefs|ocfs2|gfs2"
     r"|fuse\.(sshfs|glusterfs|ceph|s3fs|gcsfuse|rclone|davfs2|curlftpfs|juicefs)"
@@ -27,8 +27,8 @@ def default_path() -> Path:
 
 
 def is_network(folder: Path, mounts: str | None = None) -> bool:
-    """Whether `folder` is on a network's filesystem. `mounts`: the text of /proc/self/mountinfo; where the system has
-    none, no."""
+    """Whether `folder` is on a network filesystem. `mounts`: the text of /proc/self/mountinfo; False if the system
+    has none."""
     if mounts is None:
         try:
             mounts = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
@@ -38,7 +38,7 @@ def is_network(folder: Path, mounts: str | None = None) -> bool:
 
 
 def _kind_of_mount(folder: Path, mounts: str) -> str:
-    """Of the last mount at the longest path that holds the folder."""
+    """The type of the last mount at the longest path that contains the folder."""
     best, kind = -1, ""
     for line in mounts.splitlines():
         fields, _, after = line.partition(" - ")
@@ -61,8 +61,8 @@ def inode(path: Path) -> tuple[int, int] | None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """One process at a time, by a file alongside `path`. OSError where the filesystem has no locks, or the lock does
-    not come free."""
+    """Lock out other processes with a file next to `path`. Raises OSError if the filesystem has no locks, or on a
+    timeout."""
     handle = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         deadline = time.monotonic() + _LOCK_SECONDS

@@ -1,4 +1,4 @@
-"""Looking after the database: is everything sound, and what can go."""
+"""Maintain the database: check its integrity, and remove what is obsolete."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _DAY = 86400.0
 
 
 class Verification(NamedTuple):
-    rows: dict[str, int]  # sound ones, by kind
+    rows: dict[str, int]  # valid ones, by kind
     damaged: tuple[str, ...]  # what is wrong with each of the others
-    structure: tuple[str, ...]  # what SQLite finds wrong with the file
+    structure: tuple[str, ...]  # errors that SQLite reports about the file
     set_aside: tuple[Path, ...]  # damaged files that were replaced, with what could not be read from them
 
     @property
@@ -30,8 +30,8 @@ class Collected(NamedTuple):
     damaged: int
     old: int
     superseded: int  # decisions that a later one replaced
-    facts: int  # that nothing refers to any more
-    bytes: int  # by which the file became smaller
+    facts: int  # unreferenced ones
+    bytes: int  # by which the file shrank
 
 
 def verify(database: Database) -> Verification:
@@ -58,15 +58,15 @@ def verify(database: Database) -> Verification:
 
 
 def collect(database: Database, *, older_than_days: float | None = None, dry_run: bool = False) -> Collected:
-    """Removes damaged rows, decisions that a later one replaced and facts that nothing refers to; trials and decisions
-    of a certain age only where one is given."""
+    """Remove damaged rows, superseded decisions and unreferenced facts; with an age, also older trials and
+    decisions."""
     before = _bytes(database.path)
     oldest = -math.inf if older_than_days is None else time.time() - older_than_days * _DAY
 
     def sweep(connection: sqlite3.Connection) -> Collected:
         connection.execute(
             "BEGIN IMMEDIATE"
-        )  # from here on: a trial that another process adds keeps its facts
+        )  # in one transaction: a trial that another process adds keeps its facts
         try:
             keep, removed = _sort(database, oldest)
             connection.execute("CREATE TEMPORARY TABLE keep (digest TEXT PRIMARY KEY)")
@@ -89,7 +89,7 @@ def collect(database: Database, *, older_than_days: float | None = None, dry_run
 
 
 def _sort(database: Database, oldest: float) -> tuple[set[str], Collected]:
-    """Digests of the rows to keep, and how many of the others there are of each kind."""
+    """Digests of the rows to keep, and the counts of the others by kind."""
     keep: set[str] = set()
     facts: set[str] = set()
     last: dict[Key, tuple[float, str]] = {}

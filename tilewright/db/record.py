@@ -1,6 +1,6 @@
 """The records of tuning: every trial of a config (Record), and the winner of every task (Decision).
 
-Plain data. Nothing of it is trusted: whoever uses a config that was read asks first whether it is legal today.
+Plain data, and untrusted: a config from a record is checked for legality before use.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from tilewright.db.versions import Versions
 from tilewright.numerics import mode_of, recorded
 from tilewright.space.space import Config
 
-if TYPE_CHECKING:  # to read records takes none of the compiler: `tilewright db ls` starts without it
+if TYPE_CHECKING:  # reading records needs no compiler: `tilewright db ls` starts without it
     from tilewright.hw import Machine
     from tilewright.space.template import Work
 
 
 class Key(msgspec.Struct, frozen=True):
-    """What must agree before a time that was measured then says something about now."""
+    """Everything that must match for a measured time to be valid now."""
 
     task: str  # Task.key
     machine: str  # fingerprint of the machine's description
@@ -43,26 +43,26 @@ class Key(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """One trial of one config. `times` are the raw seconds of each run, none where it failed."""
+    """One trial of one config. `times` are the raw seconds of each run, empty if it failed."""
 
     key: Key
-    label: str  # of the task, for people
+    label: str  # of the task, for display
     text: str  # of the task's graph
     constants: tuple[int, ...]  # its inputs that are the same in every call
-    machine: dict[str, Any]  # the machine's description: what `key.machine` is the fingerprint of
+    machine: dict[str, Any]  # the machine's description, whose fingerprint is `key.machine`
     config: Config
     times: tuple[float, ...] = ()
     error: float | None = None  # relative, against the oracle
-    failure: str = ""  # kind; "": it ran and was right
+    failure: str = ""  # its kind; "": it ran and was correct
     message: str = ""
     build_seconds: float = 0.0
-    predicted: float | None = None  # seconds that the cost model expected before it was measured
+    predicted: float | None = None  # seconds that the cost model predicted before the trial
     versions: Versions = msgspec.field(default_factory=Versions.now)
     when: float = msgspec.field(default_factory=time.time)  # seconds since 1970
 
     @classmethod
     def of(cls, work: Work, threads: int, config: Config, **found: Any) -> Record:
-        """A record of this moment; `found`: times, error, failure and so on."""
+        """A record with the current time; `found`: times, error, failure and so on."""
         from tilewright.hw.machine import description
 
         return cls(
@@ -77,19 +77,19 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def seconds(self) -> float | None:
-        """Of a call, as the runner takes it; None where it failed."""
+        """The time of a call, as the runner computes it; None if it failed."""
         import statistics
 
         return statistics.median(self.times) if self.times and not self.failure else None
 
     def work(self) -> Work | None:
-        """The task and the machine again; None where this version knows no such operator or machine."""
+        """Rebuild the task and the machine; None if this version does not know the operator or machine."""
         from tilewright.graph.task import Task
         from tilewright.graph.text import parse_graph
         from tilewright.hw.machine import machine_of
         from tilewright.space.template import Work
 
-        # Text and description may be of another version: whatever is wrong with them, they are no use then.
+        # Text and description may be of another version; if anything is wrong with them, they are unusable.
         try:
             machine = machine_of(self.machine)
             task = Task(parse_graph(self.text, {}), frozenset(self.constants))
@@ -99,7 +99,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """The confirmed winner of a task: what the next compilation takes without measuring."""
+    """The confirmed winner of a task, which the next compilation uses without measuring."""
 
     key: Key
     config: Config
@@ -108,6 +108,6 @@ class Decision(msgspec.Struct, frozen=True):
     budget: float  # seconds, for the whole model
     trials: int
     when: float = msgspec.field(default_factory=time.time)
-    default_seconds: float | None = None  # what would have run without measuring, timed alongside the winner
+    default_seconds: float | None = None  # of the unmeasured choice, timed interleaved with the winner
     code: str = ""
     versions: Versions = msgspec.field(default_factory=Versions.now)

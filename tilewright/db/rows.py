@@ -1,9 +1,8 @@
-"""Records and decisions as they are kept: JSON, named by its digest.
+"""The storage format of records and decisions: JSON, identified by its digest.
 
-What is the same in many records, the text of a task and the description of a machine, is kept once and referred to by
-digest. A digest is taken of the bytes as they are, and these are carried along unchanged by export, import and merge:
-a record has the same name everywhere, whatever version of Tilewright wrote it, so the same record is never kept twice
-and a damaged one is always noticed.
+Facts that many records share, the text of a task and the description of a machine, are stored once and referenced by
+digest. A digest covers the exact bytes, which export, import and merge copy unchanged. So a record has the same
+digest everywhere, whatever version of Tilewright wrote it: it is never stored twice, and damage is always detected.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ KINDS = (FACTS, TRIAL, DECISION)
 
 
 class Damaged(Exception):
-    """Bytes that are not what their digest says, or not what this version can read."""
+    """The bytes do not match their digest, or this version cannot read them."""
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One thing that is kept. `body` is JSON."""
+    """One stored item. `body` is JSON."""
 
     kind: str
     digest: str
@@ -53,7 +52,7 @@ class MachineFacts(msgspec.Struct, frozen=True, tag="machine"):
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """A Record, with digests in the place of what it shares with others."""
+    """A Record, with digests in place of its shared facts."""
 
     key: Key
     task: str
@@ -114,7 +113,7 @@ def facts_of(row: Row) -> Facts:
 
 
 def key_of(row: Row) -> Key | None:
-    """Of a trial or a decision; Damaged where it is not sound."""
+    """The key of a trial or a decision; Damaged if it is invalid."""
     if row.kind == FACTS:
         facts_of(row)
         return None
@@ -135,7 +134,7 @@ def record_of(trial: Trial, lookup: Lookup) -> Record:
 
 
 def _own(of: Record | Trial) -> dict[str, Any]:
-    """What a Record and a Trial have in common."""
+    """The fields that a Record and a Trial have in common."""
     shared = ("task", "machine")
     return {name: getattr(of, name) for name in Trial.__struct_fields__ if name not in shared}
 

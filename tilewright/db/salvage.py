@@ -1,7 +1,6 @@
 """Recovers the intact rows of a damaged database file.
 
-First as far as SQLite can read it; then, whatever is broken, every body that lies in the file as a whole with its
-digest in front of it.
+First it reads what SQLite can read; then it scans the file for complete bodies that are preceded by their digest.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ from tilewright.errors import DatabaseFileError
 from tilewright.support.files import require_regular
 
 _BODY = re.compile(r'\{"(?:key|type)":')
-_BEFORE = 512  # bytes between the beginning of a row and that of its body, at most
+_BEFORE = 512  # maximum bytes between the start of a row and its body
 _DIGEST = re.compile("[0-9a-f]{32}")
 _PART_BYTES = 32 << 20
 _FIRST_WINDOW = 16384
-_MAX_WORK = 100  # characters looked at for each byte of a file: rows may be a hundredth of a window
+_MAX_WORK = 100  # maximum characters examined per byte of a file: rows may be a hundredth of a window
 _decode = json.JSONDecoder().raw_decode
 
 
 def salvage(path: Path) -> list[Row]:
-    """Sound rows, each once. The file is not changed."""
+    """The valid rows, each once. The file is not changed."""
     found: dict[str, Row] = {}
     for row in (*_selected(path), *_scanned(path)):
         with contextlib.suppress(Damaged):
@@ -48,7 +47,7 @@ def salvage(path: Path) -> list[Row]:
 
 
 def _selected(path: Path) -> Iterator[Row]:
-    """By SQLite, if the file has our own schema and no other."""
+    """Read rows with SQLite, if the file has exactly Tilewright's schema."""
     with (
         contextlib.suppress(sqlite3.Error, DatabaseFileError, OverflowError, OSError),
         contextlib.closing(_opened(path)) as connection,
@@ -68,8 +67,8 @@ def _opened(path: Path) -> sqlite3.Connection:
 
 
 def _scanned(path: Path) -> Iterator[Row]:
-    """By what a row looks like, wherever it lies. Gives up on files that are made to take long: what looks like the
-    beginning of a row is rarely none, and rows do not lie within each other."""
+    """Find rows by their byte pattern anywhere in the file. Gives up on files made to be slow: a false start of a row
+    is rare, and rows do not overlap."""
     for part in (path, path.with_name(f"{path.name}-wal")):
         work = _MAX_WORK * (part.stat().st_size + (1 << 20)) if part.is_file() else 0
         for text, last in _windows(part):
@@ -89,8 +88,8 @@ def _scanned(path: Path) -> Iterator[Row]:
 
 
 def _object_at(text: str, begin: int) -> tuple[bytes, int]:
-    """The JSON object that begins there, empty if there is none; and the characters that were looked at. In windows: an
-    error takes as long as all of the text that it is in."""
+    """The JSON object that begins there, empty if there is none, and the characters examined. It works in windows,
+    because an error takes time proportional to the text."""
     cost, size = 0, _FIRST_WINDOW
     while True:
         window = text[begin : begin + size]
@@ -100,15 +99,15 @@ def _object_at(text: str, begin: int) -> tuple[bytes, int]:
             return window[:end].encode("latin-1"), cost
         except RecursionError:
             return b"", cost
-        except ValueError:  # it may go on behind the window
+        except ValueError:  # it may continue after the window
             if len(window) < size or size >= MAX_BODY_BYTES:
                 return b"", cost
             size *= 16
 
 
 def _windows(path: Path) -> Iterator[tuple[str, int]]:
-    """The file in parts, a character for each byte, each with as much of the next as a row may be long; and up to where
-    a row of this part may begin."""
+    """The file in parts, one character per byte, each overlapping the next by the maximum length of a row; and the
+    end of this part's row starts."""
     try:
         require_regular(path)
         with path.open("rb") as file:
@@ -116,7 +115,7 @@ def _windows(path: Path) -> Iterator[tuple[str, int]]:
             while text:
                 more = file.read(_PART_BYTES).decode("latin-1")
                 yield text, _PART_BYTES if more else len(text)
-                # What lies before a row is looked at too: the last part's end stays.
+                # The bytes before a row are examined too, so the end of the last part is kept.
                 text = text[_PART_BYTES - _BEFORE :] + more if more else ""
     except OSError:
         return

@@ -1,14 +1,13 @@
-"""The database file: one table, its versions, and what SQLite's errors mean.
+"""The database file: one table, its schema versions, and the classification of SQLite's errors.
 
-`user_version` of the file counts the steps of STEPS that it has taken; opening takes the others. To change the schema,
-add a step. The version is written twice, so that a damaged one is not taken for that of a newer Tilewright.
+`user_version` counts the migration steps of STEPS that the file has had; opening it runs the others. To change the
+schema, add a step. The version is stored twice, so that a damaged one is not mistaken for a newer version.
 
-Nothing in a file is run or believed but rows of this table: before any query the schema is compared with the one that
-STEPS make, so views, triggers, generated columns, checks and virtual tables of others are never evaluated. Bodies and
-queries have limits.
+Only rows of this table are read: before any query the schema is compared with the one that STEPS make, so foreign
+views, triggers, generated columns, checks and virtual tables are never evaluated. Bodies and queries have limits.
 
-Bodies are JSON that is named by its digest (see rows.py). The other columns are there to find them, and are not
-believed: whoever reads a row looks into its body.
+Bodies are JSON identified by its digest (see rows.py). The other columns are indices and are not trusted: readers use
+the body.
 """
 
 from __future__ import annotations
@@ -37,34 +36,32 @@ STEPS: tuple[tuple[str, ...], ...] = (
 )
 _MARK = 0x5457 << 16  # "TW"
 _PAGE_BYTES = (
-    16384  # nearly every row fits into one page, where it can be found even when nothing else is sound
+    16384  # nearly every row fits into one page, where it can be found even if everything else is damaged
 )
-_CHECKED_BYTES = (
-    64 << 20
-)  # a larger file is not checked whenever it is opened: that takes 3 ms for a megabyte
+_CHECKED_BYTES = 64 << 20  # a larger file is not checked on every opening: that takes 3 ms per megabyte
 _BUSY_SECONDS = 30.0
 _BUSY = ("database is locked", "database table is locked", "locking protocol")
 _UNWRITABLE = ("readonly database", "disk is full", "disk I/O error", "unable to open database file")
 _ENDED = ("interrupted", "out of memory")
 MAX_BODY_BYTES = 16 << 20
-_SCHEMA_STEPS = 20_000  # of SQLite's virtual machine, to read the schema: ours takes about a hundred
-_QUERY_SECONDS, _SECONDS_PER_BYTE = 60.0, 1e-6  # a query may take, and more of a large file
+_SCHEMA_STEPS = 20_000  # of SQLite's virtual machine, to read the schema: Tilewright's takes about a hundred
+_QUERY_SECONDS, _SECONDS_PER_BYTE = 60.0, 1e-6  # limit for a query, plus an allowance for large files
 _CHECKED_EVERY = 100_000  # steps of SQLite's virtual machine, about a millisecond
 
 
 class Inconsistent(sqlite3.DatabaseError):
-    """What SQLite does not mind, and we did not write."""
+    """A file that SQLite accepts, but Tilewright did not write."""
 
 
 def is_circumstance(error: sqlite3.Error) -> bool:
-    """Whether it is the disk, the permissions or another process that stand in the way, and not a damaged file."""
-    # Errors of these classes are a misuse of the interface, such as a connection that was closed.
+    """Whether the cause is the disk, permissions or another process, not a damaged file."""
+    # Errors of these classes are misuse of the interface, such as a closed connection.
     misused = isinstance(error, (sqlite3.ProgrammingError, sqlite3.InterfaceError, sqlite3.NotSupportedError))
     return misused or any(words in str(error) for words in (*_BUSY, *_UNWRITABLE, *_ENDED))
 
 
 class Deadline:
-    """Ends the queries of a connection from some time on: only those over a hostile file take so long."""
+    """Ends a connection's queries after a time limit, which only hostile files exceed."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path | None) -> None:
         allowed = _QUERY_SECONDS + (0 if path is None else bytes_of(path)) * _SECONDS_PER_BYTE
@@ -76,7 +73,7 @@ class Deadline:
 
 
 def bytes_of(path: Path) -> int:
-    """Of the database, with its write-ahead log."""
+    """Size of the database including its write-ahead log."""
     size = 0
     for suffix in ("", "-wal"):
         with contextlib.suppress(OSError):
@@ -85,8 +82,8 @@ def bytes_of(path: Path) -> int:
 
 
 def bounded(found: Iterable[tuple[Any, ...]], most: int) -> Iterator[tuple[Any, ...]]:
-    """The same rows. Inconsistent where they have more bytes than the file: pages of a hostile one may be shared by
-    rows without number. `most`: the file's size when the query began, which rows that were added since may exceed."""
+    """The same rows. Raises Inconsistent if they have more bytes than the file: in a hostile file, many rows may
+    share pages. `most`: the file's size when the query began, with an allowance for rows added since."""
     left = most + 2 * MAX_BODY_BYTES
     for columns in found:
         left -= 16 + sum(len(value) for value in columns if isinstance(value, (str, bytes)))
@@ -96,14 +93,14 @@ def bounded(found: Iterable[tuple[Any, ...]], most: int) -> Iterator[tuple[Any, 
 
 
 def require_files(path: Path) -> None:
-    """SpecialFileError if one of the files that SQLite would open, without asking, is a pipe, a device or a folder."""
+    """Raise SpecialFileError if a file that SQLite would open is a pipe, a device or a folder."""
     for suffix in ("", "-wal", "-shm", "-journal"):
         with contextlib.suppress(FileNotFoundError):
             require_regular(f"{path}{suffix}")
 
 
 def guarded_connection(location: str, seconds: float = _BUSY_SECONDS) -> sqlite3.Connection:
-    """A connection that nothing in the file has been read by. May be used by several threads, one at a time."""
+    """A connection that has read nothing from the file yet. Several threads may use it, one at a time."""
     connection = sqlite3.connect(
         location, uri=True, timeout=seconds, isolation_level=None, check_same_thread=False
     )
@@ -119,13 +116,15 @@ def guarded_connection(location: str, seconds: float = _BUSY_SECONDS) -> sqlite3
 
 
 def check_schema(connection: sqlite3.Connection) -> None:
-    """Inconsistent if there is anything but our own table and index. To list a schema, SQLite evaluates nothing in it;
-    one that is too large to be ours is not read to its end."""
+    """Raise Inconsistent if there is anything but Tilewright's table and index. Listing a schema evaluates nothing in
+    it; a schema that is too large is not read to its end."""
     query = "SELECT type, name, tbl_name, sql FROM sqlite_master"
     mark = 0
     connection.set_progress_handler(lambda: 1, _SCHEMA_STEPS)
     try:
-        with _one_moment(connection):  # the two numbers are in the file's header: no schema is read for them
+        with _one_moment(
+            connection
+        ):  # the two numbers are in the file's header, so no schema is read for them
             version = int(connection.execute("PRAGMA user_version").fetchone()[0])
             mark = int(connection.execute("PRAGMA application_id").fetchone()[0])
             found = {_plain(*columns) for columns in connection.execute(query).fetchmany(100)}
@@ -151,7 +150,7 @@ def check_schema(connection: sqlite3.Connection) -> None:
 
 @functools.cache
 def _objects(version: int) -> frozenset[tuple[str, str, str, str]]:
-    """What `check_schema` finds in a file that has taken so many steps."""
+    """The schema objects of a file after this many steps."""
     with contextlib.closing(sqlite3.connect(":memory:")) as connection:
         for statement in (statement for step in STEPS[:version] for statement in step):
             connection.execute(statement)
@@ -160,7 +159,7 @@ def _objects(version: int) -> frozenset[tuple[str, str, str, str]]:
 
 
 def _plain(*columns: object) -> tuple[str, str, str, str]:
-    """Without white space that means nothing: versions have written it differently."""
+    """Without insignificant white space, which versions have written differently."""
     kind, name, table, sql = ("" if column is None else str(column) for column in columns)
     return kind, name, table, re.sub(r"\s*([(),])\s*", r"\1", " ".join(sql.split()))
 
@@ -173,9 +172,9 @@ def connect(
     seconds: float = _BUSY_SECONDS,
     check: bool = True,
 ) -> sqlite3.Connection:
-    """A connection to a database of the current version; `path` None: in memory. `mode`: "rwc", "ro", or, of a file
-    that nobody writes, "ro&immutable=1". `seconds`: to wait for other processes. `check`: whether the whole file is
-    looked at first."""
+    """A connection to a database of the current version; `path` None: in memory. `mode`: "rwc", "ro", or
+    "ro&immutable=1" for a file that nobody writes. `seconds`: how long to wait for other processes. `check`: check
+    the whole file first."""
     location = "file:tuning?mode=memory" if path is None else f"{path.absolute().as_uri()}?mode={mode}"
     if path is not None:
         require_files(path)
@@ -183,7 +182,7 @@ def connect(
     try:
         connection.text_factory = lambda text: text.decode(errors="replace")
         if path is not None:
-            check_schema(connection)  # first: most pragmas read all of the schema
+            check_schema(connection)  # first, because most pragmas read the whole schema
             Deadline(connection, path)
         connection.execute("PRAGMA synchronous = FULL")
         if check and path is not None and path.stat().st_size <= _CHECKED_BYTES:
@@ -198,7 +197,7 @@ def connect(
             return connection
         if version == len(STEPS):
             return connection
-        current = connect(None)  # an older version that may not be written: brought up to date in memory
+        current = connect(None)  # an older version that is read-only is migrated in memory
         connection.backup(current)
         connection.close()
         migrate(current)
@@ -209,11 +208,11 @@ def connect(
 
 
 def migrate(connection: sqlite3.Connection, steps: Sequence[Sequence[str]] = STEPS) -> None:
-    """Takes the steps that are missing, each in a transaction of its own."""
+    """Run the missing steps, each in its own transaction."""
     while (version := _version(connection, len(steps))) < len(steps):
         connection.execute("BEGIN IMMEDIATE")
         try:
-            if _version(connection, len(steps)) == version:  # not taken by another process meanwhile
+            if _version(connection, len(steps)) == version:  # unless another process has run it meanwhile
                 for statement in steps[version]:
                     connection.execute(statement)
                 connection.execute(f"PRAGMA user_version = {version + 1}")
@@ -251,7 +250,7 @@ def _newer(version: int, known: int) -> DatabaseVersionError:
 
 @contextlib.contextmanager
 def _one_moment(connection: sqlite3.Connection) -> Iterator[None]:
-    """What is read inside is of one moment, whatever other processes commit meanwhile."""
+    """A read transaction: everything read inside is consistent, whatever other processes commit."""
     if connection.in_transaction:
         yield
         return
@@ -259,12 +258,12 @@ def _one_moment(connection: sqlite3.Connection) -> Iterator[None]:
     try:
         yield
     finally:
-        if connection.in_transaction:  # some errors end it, and are not to be hidden by another
+        if connection.in_transaction:  # some errors end it, and must not be hidden by another
             connection.execute("ROLLBACK")
 
 
 def _set_journal(connection: sqlite3.Connection, wanted: str) -> None:
-    """For as long as others have the file open it keeps the journal that it has, which is right too."""
+    """While other processes have the file open it keeps its journal mode, which is valid too."""
     deadline = time.monotonic() + 2.0
     while str(connection.execute("PRAGMA journal_mode").fetchone()[0]).lower() not in (wanted, "memory"):
         try:

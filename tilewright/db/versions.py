@@ -1,19 +1,19 @@
-"""The versions that a record depends on besides the task and the machine, and which of them are part of its key.
+"""The versions that a record depends on, besides the task and the machine, and which of them are part of its key.
 
-A record says how long the machine code of a config took. Three things make that code:
+A record has the time of a config's machine code. Three things determine that code:
 
     Config --(templates, loops, emitters)--> LLVM IR or CUDA C++ --(LLVM, NVRTC)--> machine code --(machine)--> time
 
-- The version of LLVM or NVRTC is in the key. There is no way to tell what another makes of the same text.
-- Our own sources are not. They change with every release, and mostly not for the config at hand. A decision carries the
-  fingerprint of the text that won, its `code`, and holds as long as its config still leads to that text. To save making
-  it, a fingerprint of the sources goes with it: where that is unchanged, so is the text.
-- A trial carries the fingerprint of the sources alone: of trials there are many. Where the sources have changed it
-  counts as experience, as the trials of other tasks do, and its config may be measured again.
+- The version of LLVM or NVRTC is in the key. Another version may compile the same text differently.
+- Tilewright's own sources are not. They change with every release, mostly without effect on a given config. A
+  decision has the fingerprint of the winning text, its `code`, and is valid as long as its config still generates
+  that text. To avoid generating it, a fingerprint of the sources is stored too: if that is unchanged, so is the text.
+- A trial has only the fingerprint of the sources, because there are many trials. If the sources have changed, it
+  counts as experience, like the trials of other tasks, and its config may be measured again.
 
-So a new template, a new knob or another config leaves all decisions as they are, and so does an edit that does not
-reach a winner's code; no row is ever made useless. What does not hold any more is no error either: a config is checked
-for legality before use, and the code is made anew. The versions of Tilewright and Python are written down for people.
+So a new template or knob invalidates no decision, nor does an edit that does not change a winner's code. An outdated
+decision is not an error either: a config is checked for legality before use, and its code is generated again. The
+versions of Tilewright and Python are recorded for information.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _ROOMS = (
     "loops",
     "space",
     "te",
-)  # from a task and a config to the text that is compiled
+)  # from a task and a config to the compiled text
 
 
 class Versions(msgspec.Struct, frozen=True):
     tilewright: str
     python: str
-    sources: str  # fingerprint of the packages that make that text of a config
+    sources: str  # fingerprint of the packages that generate this text from a config
 
     @staticmethod
     def now() -> Versions:
@@ -68,7 +68,7 @@ def sources() -> str:
 def holds(
     code: str, versions: Versions, implementation: Implementation, machine: Machine, numerics: str
 ) -> bool:
-    """Whether what was timed under these versions is what `implementation` is compiled to today."""
+    """Whether `implementation` still compiles to what was timed under these versions."""
     from tilewright.codegen.generator import code_of
 
     return versions.sources == sources() or (

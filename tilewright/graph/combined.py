@@ -1,6 +1,6 @@
-"""Reductions over neighbouring rows or columns of a value: those that the kernel that computes the value may take over.
+"""Reductions over neighbouring rows or columns of a value that the kernel of the value may include.
 
-Fusion and the templates for GPUs ask the same predicate.
+Fusion and the GPU templates use the same predicate.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ KINDS = {"sum": "sum", "mean": "sum", "amax": "max", "amin": "min"}
 
 @dataclass(frozen=True)
 class Combined:
-    """A reduction over neighbouring rows of what `producer` computes, or, where `along`, over its columns: `size` of
-    them at a time, `parts` times; of the others there are `other_size`."""
+    """A reduction over neighbouring rows of `producer`'s result or, if `along`, over its columns: `size` of them at a
+    time, `parts` times; the other dimension has `other_size`."""
 
     op: str
     producer: Node
@@ -28,8 +28,8 @@ class Combined:
 
 
 def combined_of(reduction: Node, strict: bool = False) -> Combined | None:
-    """None where a node is something else, or not computed in float32. What lies between it and the producer may not
-    move anything, and, where `strict`, not round."""
+    """Match a reduction; None if the node has another form or is not computed in float32. Nodes between it and the
+    producer must not move data nor, if `strict`, round."""
     source = reduction.inputs[0] if reduction.op in KINDS else None
     if source is None or reduction.dtype.compute is not DType.F32 or not source.type.size:
         return None
@@ -53,8 +53,8 @@ def combined_of(reduction: Node, strict: bool = False) -> Combined | None:
 
 
 def _before_casts(node: Node, strict: bool) -> Node:
-    """What casts among floats of at most 32 bits were made of: it is combined in 32 anyway. Where `strict`, a cast that
-    rounds stays."""
+    """The operand below casts among floats of at most 32 bits, because the reduction is in 32 bits anyway. If
+    `strict`, a cast that rounds stays."""
     while node.op == "cast" and all(x.dtype.compute is DType.F32 for x in (node, node.inputs[0])):
         if strict and node.dtype is not DType.F32:
             break

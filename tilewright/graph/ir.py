@@ -3,12 +3,12 @@
 Semantics
 ---------
 - A `Node` applies one operator of the op table to the results of its inputs and has exactly one result, a tensor of
-  static shape and known element type. What a framework returns as a tuple comes as several nodes.
+  static shape and known element type. A tuple result of a framework becomes several nodes.
 - Nodes are pure: no state, no mutation, no aliasing. A node's value depends on its inputs and attributes only.
-- Element types never convert by themselves: operands of arithmetic have equal types, `cast` converts. Shapes of
+- There are no implicit conversions: operands of arithmetic have equal types, and `cast` converts. Shapes of
   elementwise operators broadcast as NumPy's do.
 - Floats follow IEEE 754 as the framework's do: NaN and infinities propagate. Integers wrap around.
-- 16-bit floats are computed in f32 and rounded when stored; between operators the rounding may be left out unless
+- 16-bit floats are computed in f32 and rounded when stored; between operators the rounding may be omitted unless
   numerics are strict.
 - Two operators are special: `input` (a value given at each call; attribute `index`, its position) and `constant`
   (`data` holds the array). Everything else is in `graph/ops`.
@@ -60,8 +60,8 @@ class Node:
     type: TensorType
     attrs: Attrs = field(default_factory=dict)
     data: np.ndarray | None = None  # of a constant; never written to
-    name: str = ""  # a hint for people: the framework's name of the value
-    source: Provenance = UNKNOWN  # where in the user's model it comes from
+    name: str = ""  # a hint for display: the framework's name of the value
+    source: Provenance = UNKNOWN  # its origin in the user's model
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -127,7 +127,8 @@ def input_node(index: int, type: TensorType, name: str = "") -> Node:
 
 
 def constant(data: np.ndarray, name: str = "") -> Node:
-    """A constant node. The array is used as it is, made contiguous, and must not be written to afterwards."""
+    """A constant node. The array is used without a copy if it is contiguous, and must not be written to
+    afterwards."""
     data = np.asarray(data)
     if not data.flags.c_contiguous:
         data = np.ascontiguousarray(data)
@@ -135,8 +136,8 @@ def constant(data: np.ndarray, name: str = "") -> Node:
 
 
 def rebuild(graph: Graph, rule: Callable[[Node, tuple[Node, ...]], Node | None]) -> Graph:
-    """A new graph, producers first: `rule(node, new_inputs)` gives the replacement of `node`, or None to keep it (with
-    its new inputs). This is the one loop that graph passes are written with. Inputs are never replaced."""
+    """Build a new graph, producers first: `rule(node, new_inputs)` returns the replacement of `node`, or None to keep
+    it with its new inputs. All graph passes use this loop. Inputs are never replaced."""
     new: dict[Node, Node] = {node: node for node in graph.inputs}
     for node in graph.nodes():
         if node.is_input:

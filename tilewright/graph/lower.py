@@ -1,4 +1,4 @@
-"""Task -> tensor expressions: each node's lowering from the op table, one after another."""
+"""Lower a task to tensor expressions, using each node's lowering in the op table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tilewright.graph.op import application, op_of
 
 
 def lower_graph(graph: Graph) -> tuple[te.Tensor, list[te.Tensor]]:
-    """(the output's expression, the input tensors in order) of a graph with one output."""
+    """(the output's expression, the input tensors in order) for a graph with one output."""
     tensors: dict[Node, te.Tensor] = {}
     for node in graph.nodes():
         tensors[node] = _lower_node(node, [tensors[operand] for operand in node.inputs])

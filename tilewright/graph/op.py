@@ -1,7 +1,8 @@
-"""What an operator is: a record in the op table, and the functions that look it up.
+"""The record of an operator in the op table, and the functions that look it up.
 
-An operator is added in one place, a file of `graph/ops`: its type rule, its meaning in NumPy, its fusion class and its
-lowering to tensor expressions. Everything else (verifier, oracle, fusion, code generation, `explain`) reads the table.
+An operator is defined in one place, a file of `graph/ops`: its type rule, its meaning in NumPy, its fusion class and
+its lowering to tensor expressions. Everything else (verifier, oracle, fusion, code generation, `explain`) reads the
+table.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ class Fusion(enum.Enum):
     """How an operator may share a kernel with its neighbours."""
 
     ELEMENTWISE = "elementwise"  # one output element from the same element of each input (after broadcasting)
-    INJECTIVE = "injective"  # one output element from one element of each input, elsewhere: movement
-    REDUCTION = "reduction"  # an output element from many; takes producers in, and consumers of its rows
+    INJECTIVE = "injective"  # one output element from one element of each input, at another index: movement
+    REDUCTION = (
+        "reduction"  # an output element from many; fuses with producers, and with consumers of its rows
+    )
     COMPLEX = (
         "complex-out-fusable"  # a contraction: elementwise consumers are applied to its result in registers
     )
@@ -32,13 +35,13 @@ class Fusion(enum.Enum):
 
 
 TypeRule = Callable[[Sequence[TensorType], Attrs], TensorType]
-Oracle = Callable[..., np.ndarray]  # oracle(attrs, *arrays); floats may come as f64, whatever the type says
+Oracle = Callable[..., np.ndarray]  # oracle(attrs, *arrays); floats may be f64, whatever the type says
 Lowering = Callable[["Application", Sequence[te.Tensor]], te.Tensor]
 
 
 @dataclass(frozen=True)
 class Application:
-    """An operator applied: what a lowering may look at."""
+    """An applied operator, as a lowering sees it."""
 
     inputs: tuple[TensorType, ...]
     type: TensorType
@@ -52,9 +55,7 @@ class Op:
     infer: TypeRule
     oracle: Oracle
     fusion: Fusion
-    lower: Lowering | None = (
-        None  # None: `rewrites/decompose.py` writes it in terms of others before lowering
-    )
+    lower: Lowering | None = None  # None: `rewrites/decompose.py` replaces it before lowering
     flops: Callable[[Application], int] | None = None  # None: one per output element if it computes anything
     attrs: tuple[str, ...] = ()  # the names of its attributes; all of them must be given
 
@@ -83,7 +84,7 @@ def op_of(name: str) -> Op:
 
 
 def apply(op: str, *inputs: Node, name: str = "", source: Provenance = UNKNOWN, **attrs: Any) -> Node:
-    """The node that applies `op` to `inputs`; its type comes from the op's type rule. The way to make nodes."""
+    """Make the node that applies `op` to `inputs`; the op's type rule gives its type. All nodes are made this way."""
     record = op_of(op)
     if set(attrs) != set(record.attrs):
         raise InternalError(f"{op} takes attributes {record.attrs}, got {tuple(attrs)}")
@@ -101,7 +102,7 @@ def application(node: Node) -> Application:
 
 
 def flops_of(node: Node) -> int:
-    """Arithmetic operations (a FMA counts two) that the node's definition needs."""
+    """Arithmetic operations that the node's definition needs; an FMA counts as two."""
     if node.is_input or node.is_constant:
         return 0
     record = op_of(node.op)

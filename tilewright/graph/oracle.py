@@ -1,8 +1,8 @@
-"""The reference: a graph executed in NumPy, node by node, by the meanings in the op table.
+"""The oracle: execute a graph in NumPy, node by node, by the definitions in the op table.
 
-Floats are computed in f64 whatever their type. With `precise` they stay so from end to end, and every kernel's error is
-measured against the result; without it each node's result is rounded to its type, as a framework that runs one operator
-at a time rounds it. Integers and bools are exact, of their own type, either way.
+Floats are computed in f64 whatever their type. With `precise` they stay in f64 throughout, and kernel errors are
+measured against that result. Otherwise each node's result is rounded to its type, as in a framework that runs one
+operator at a time. Integers and bools are exact in their own type.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from tilewright.errors import InternalError
 from tilewright.graph.ir import Graph, Node
 from tilewright.graph.op import flops_of, op_of
 
-_COPIES = 3  # of operands and result in float64 that an oracle has at a time, about
+_COPIES = 3  # approximate float64 copies of operands and result that an oracle holds
 
 
 def evaluate(
     graph: Graph, inputs: Sequence[np.ndarray], *, precise: bool = True, rounded: Collection[Node] = ()
 ) -> list[np.ndarray]:
-    """The outputs of `graph` for arrays that fit its inputs. Floats come back as f64 if `precise`. `rounded`: nodes
-    whose results are rounded to their type all the same."""
+    """The outputs of `graph` for arrays that fit its inputs. Floats are returned as f64 if `precise`. `rounded`:
+    nodes whose results are rounded to their type even then."""
     if len(inputs) != len(graph.inputs):
         raise InternalError(f"the graph has {len(graph.inputs)} inputs, {len(inputs)} were given")
     values: dict[Node, np.ndarray] = {}
@@ -34,10 +34,10 @@ def evaluate(
 
     nodes = graph.nodes()
     waiting = Counter(operand for node in nodes for operand in set(node.inputs))
-    waiting.update(graph.outputs)  # never reach 0: they are kept
+    waiting.update(graph.outputs)  # never reach 0, so they are kept
     for node in nodes:
         if node.is_input or node.is_constant:
-            continue  # a constant is widened where it is used, and not kept
+            continue  # a constant is widened at each use, and not kept
         operands = [_held(_data(o), o, precise) if o.is_constant else values[o] for o in node.inputs]
         values[node] = evaluate_node(node, operands, precise and node not in rounded)
         for operand in set(node.inputs):
@@ -60,10 +60,10 @@ def evaluate_node(node: Node, arrays: Sequence[np.ndarray], precise: bool = True
 
 
 def evaluation_cost(node: Node) -> tuple[int, int]:
-    """What `evaluate_node` takes of `node`: (operations on elements, bytes alongside its operands)."""
+    """The cost of `evaluate_node`: (operations on elements, bytes besides its operands)."""
     sizes = [operand.type.size for operand in node.inputs]
     padding = node.attrs.get("padding", ())
-    if node.inputs and padding:  # a convolution or a pooling, which computes on a padded copy
+    if node.inputs and padding:  # a convolution or a pooling computes on a padded copy
         widths = [sum(pair) if isinstance(pair, tuple) else 2 * pair for pair in padding]
         last = node.attrs.get("layout") == "channels_last"
         axes = range(1 if last else 2, node.inputs[0].type.rank)

@@ -1,4 +1,4 @@
-"""Where in the user's model a node comes from: for messages, `explain` and reports, never for what is computed."""
+"""The origin of a node in the user's model: for messages, `explain` and reports; it never affects results."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _TEXT = re.compile(r"(?P<layers>.*?)\s*(?P<line>\S+:\d+|-> \S+)?")
 
 @dataclass(frozen=True)
 class Provenance:
-    """The layers that a node does work of, and a line of the user's code or of the model's file; both may be unknown.
+    """The layers that a node is part of, and a line of the user's code or model file; both may be unknown.
 
-    A rewrite that makes one node of several joins theirs: `conv.source | norm.source`.
+    A rewrite that merges nodes joins their origins: `conv.source | norm.source`.
     """
 
     layers: tuple[str, ...] = ()
@@ -22,9 +22,9 @@ class Provenance:
 
     @classmethod
     def parse(cls, text: str) -> Provenance:
-        """What `str` has written."""
+        """Parse what `str` has written."""
         found = _TEXT.fullmatch(text.strip())
-        assert found is not None  # the pattern takes any line
+        assert found is not None  # the pattern matches any line
         layers = tuple(filter(None, (found["layers"] or "").split(" + ")))
         return cls(layers, found["line"] or "")
 

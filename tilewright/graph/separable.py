@@ -1,13 +1,13 @@
 """Separable convolutions: chains of convolutions that one kernel computes without storing the intermediate images.
 
-    expand      1x1 convolution, elementwise nodes behind it        (may be absent)
-    depthwise   zero padding, a window for each channel by itself, elementwise nodes behind it
-    project     1x1 convolution, elementwise nodes behind it        (may be absent)
+    expand      1x1 convolution, elementwise nodes after it         (may be absent)
+    depthwise   zero padding, a window for each channel separately, elementwise nodes after it
+    project     1x1 convolution, elementwise nodes after it         (may be absent)
 
-Channels are last, or of a depthwise convolution by itself in blocks.
+Channels are last; a lone depthwise convolution may have blocks of channels.
 
-`separable_of` says whether a task is such a chain. Fusion makes no other tasks with two convolutions, and templates
-take every one that it recognises: both ask here.
+`separable_of` recognises such a chain. Fusion creates no other tasks with two convolutions, and templates support
+every chain that it recognises.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tilewright.graph.op import Fusion, op_of
 from tilewright.graph.ops.layouts import block_of, channels_of, spatial_axes
 from tilewright.graph.task import Task
 
-ROOM = 768 << 10  # bytes of scratch memory that a chain may need at the least
+ROOM = 768 << 10  # bytes of scratch memory available to a chain
 
 
 @dataclass(frozen=True)
 class ConvStage:
-    """A convolution and the elementwise nodes behind it, of which `last` is read by the next stage."""
+    """A convolution and the elementwise nodes after it; the next stage reads `last`."""
 
     conv: Node
     last: Node
@@ -53,7 +53,7 @@ class WindowAxis:
 
     @property
     def reach(self) -> int:
-        """Elements from the first that a window sees to its last."""
+        """Elements from the first to the last element of a window."""
         return self.dilation * (self.taps - 1) + 1
 
     @property
@@ -77,7 +77,7 @@ class Separable:
 
     @property
     def block(self) -> int:
-        """Channels in a block; 0 where all are last."""
+        """Channels per block; 0 if channels are last."""
         return block_of(self.depthwise.conv.attrs["layout"])
 
     @property
@@ -86,14 +86,14 @@ class Separable:
 
     @property
     def least_scratch(self) -> int:
-        """Bytes for the rows of one window and, before a projection, one row of results, of all channels."""
+        """Minimum bytes: the rows of one window and, before a projection, one row of results, for all channels."""
         expanded = self.rows.reach * self.columns.padded if self.expand else 0
         filtered = self.columns.outputs if self.project else 0
         return 4 * (self.depthwise.channels + 16) * (expanded + filtered)
 
 
 def separable_of(task: Task) -> Separable | None:
-    """The chain that a task is, or None."""
+    """Match a task as a chain, or return None."""
     graph = task.graph
     nodes = [node for node in graph.nodes() if not node.is_input and not node.is_constant]
     if any(node.dtype is not DType.F32 for node in graph.nodes()):
@@ -134,7 +134,7 @@ def separable_of(task: Task) -> Separable | None:
 
 
 def is_depthwise(conv: Node) -> bool:
-    """A window for each channel by itself, one result for each."""
+    """Whether each channel has its own window and one result."""
     channels = conv.inputs[0].shape[-1]
     return (
         _is_image_conv(conv)
@@ -146,7 +146,7 @@ def is_depthwise(conv: Node) -> bool:
 
 
 def _is_blocked_depthwise(conv: Node) -> bool:
-    """The same with blocks of channels, in which vectors fit."""
+    """The same with blocks of channels that hold whole vectors."""
     block, x = block_of(conv.attrs["layout"]), conv.inputs[0]
     return (
         block > 0
@@ -184,7 +184,7 @@ def _image_axes(conv: Node) -> range:
 
 
 def _overlaps(conv: Node) -> bool:
-    """Whether windows are larger than their steps."""
+    """Whether windows are larger than their stride."""
     larger = all(taps > stride for taps, stride in zip(_reaches(conv), conv.attrs["stride"], strict=True))
     return larger and conv.inputs[1].shape[:2] != (1, 1)
 
@@ -224,7 +224,7 @@ def _windows(conv: Node, pad: Node | None) -> list[WindowAxis]:
 
 
 def _follows(shape: tuple[int, ...], conv: Node) -> bool:
-    """Whether a tensor that is broadcast to an image has one element for each pixel, or one for all."""
+    """Whether a tensor that broadcasts to an image has one element per pixel, or one for all pixels."""
     extents, image = (1,) * (conv.type.rank - len(shape)) + shape, _image_axes(conv)
     return all(extents[axis] == 1 for axis in image) or all(
         extents[axis] == conv.shape[axis] for axis in image
@@ -234,8 +234,8 @@ def _follows(shape: tuple[int, ...], conv: Node) -> bool:
 def _stages(
     convs: list[Node], elementwise: list[Node], heads: list[Node], output: Node
 ) -> list[ConvStage] | None:
-    """The stages in order, or None where an elementwise node has not the shape of its convolution, or reads another
-    stage than its own, or a tensor that varies along one axis of the image alone: pixels are walked as one axis."""
+    """The stages in order. None if an elementwise node does not have the shape of its convolution, reads another
+    stage, or reads a tensor that varies along only one image axis (pixels form one axis)."""
     number_of = {conv: number for number, conv in enumerate(convs)}
     for node in elementwise:
         numbers = {number_of[operand] for operand in node.inputs if operand in number_of}

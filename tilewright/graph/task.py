@@ -1,12 +1,12 @@
 """Tasks: the subgraphs that a graph is cut into, each computed by one kernel and tuned as one unit.
 
-A `Task` is a small graph of its own and knows nothing of the model around it, so equal pieces of a model, or of two
-models, are one task with one `key`. A `TaskCall` is a task applied in a graph, and a `Partition` is a whole graph cut
-into calls.
+A `Task` is a small graph that is independent of the model around it, so equal parts of a model, or of two models, are
+one task with one `key`. A `TaskCall` is a task applied in a graph, and a `Partition` is a whole graph cut into calls.
 
-A buffer holds the row-major bytes of a tensor. A call's `output` node therefore may have another shape than the task's
-own result, as long as the number of elements is the same (a reshape costs nothing), and so may its inputs' buffers:
-`Partition.views` says which nodes share the buffer of another, whole or a part of it that begins at an offset.
+A buffer holds the row-major bytes of a tensor. A call's `output` node therefore may have another shape than the
+task's own result, as long as the number of elements is the same (a reshape costs nothing), and so may its inputs'
+buffers: `Partition.views` says which nodes share the buffer of another, whole or a part of it that begins at an
+offset.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _LABEL_OPS = 6
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A fused subgraph. `graph` has exactly one output; every value from outside, constants of more than one element
-    included, is one of its inputs. `constants` are the numbers of the inputs that are the same in every call: a kernel
-    may ask for them in an order of its own. Compared by `key`."""
+    """A fused subgraph with exactly one output. Every value from outside, including constants of more than one
+    element, is one of its inputs. `constants` are the indices of inputs that are the same in every call; a kernel may
+    have them stored in its own order. Tasks are compared by `key`."""
 
     graph: Graph
     constants: frozenset[int] = frozenset()
@@ -55,7 +55,7 @@ class Task:
     def label(self) -> str:
         """The operators in order: `conv+add+relu`."""
         ops = [node.op for node in self.graph.nodes() if not node.is_input and not node.is_constant]
-        if "attention" in ops:  # the movement around it is no work
+        if "attention" in ops:  # the movement around it is free
             ops = [op for op in ops if op not in ABSORBED]
         more = [f"{len(ops) - _LABEL_OPS} more"] if len(ops) > _LABEL_OPS else []
         return "+".join(ops[:_LABEL_OPS] + more)
@@ -66,8 +66,8 @@ class Task:
 
     @cached_property
     def bytes(self) -> int:
-        """The fewest bytes that must move: each input once, the output once. Of an input that is only sliced or
-        looked up, no more than what is read."""
+        """The minimum bytes to move: each input once, the output once. Of an input that is only sliced or indexed,
+        only the part that is read."""
         users = self.graph.users()
         total = self.output.type.bytes
         for node in self.graph.inputs:
@@ -93,20 +93,21 @@ def _reads_part(user: Node, operand: Node) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class TaskCall:
-    """A task applied to nodes of a whole graph. `output` is the node whose buffer the call writes.
+    """A task applied to nodes of a graph. `output` is the node whose buffer the call writes.
 
-    `way`: where one task is computed in several ways within a model, which it is here."""
+    `way`: the implementation for this call, if a model computes one task in several ways.
+    """
 
     task: Task
     inputs: tuple[Node, ...]  # the graph's inputs, constants, outputs of calls, or views of these
     output: Node
     name: str
     variant: str = ""
-    layers: tuple[str, ...] = ()  # of the user's model, that it computes
+    layers: tuple[str, ...] = ()  # layers of the user's model that it computes
 
     @property
     def key(self) -> str:
-        """Of the kernel that computes it."""
+        """The key of the kernel that computes it."""
         return f"{self.task.key} {self.variant}" if self.variant else self.task.key
 
     def __repr__(self) -> str:
@@ -115,11 +116,11 @@ class TaskCall:
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """A graph cut into calls, in an order in which they can run.
+    """A graph cut into calls, in a valid execution order.
 
     `views` maps a node that no call computes to the node whose buffer it shares: both hold the same bytes, in tensors
-    of different shapes, or the view is a part of the bytes, from `offsets` on. The target is never itself a view. Every
-    output of the graph is written by a call of its own.
+    of different shapes, or the view is a part of the bytes, from `offsets` on. The target is never itself a view.
+    Every output of the graph is written by a call of its own.
     """
 
     graph: Graph
@@ -127,10 +128,10 @@ class Partition:
     views: Mapping[Node, Node] = field(default_factory=dict)
     offsets: Mapping[Node, int] = field(
         default_factory=dict
-    )  # of every view of less than its target, in bytes
+    )  # byte offsets of views that are smaller than their target
 
     def buffer_of(self, node: Node) -> Node:
-        """The node that stands for the buffer in which the value of `node` is."""
+        """The node whose buffer holds the value of `node`."""
         return self.views.get(node, node)
 
     def tasks(self) -> dict[str, tuple[Task, int]]:
@@ -146,7 +147,8 @@ class Partition:
         return sum(call.task.flops for call in self.calls)
 
     def check(self) -> None:
-        """InternalError unless every value is available when it is read and every output is written by its own call."""
+        """Raise InternalError unless every value is available when it is read and every output is written by its own
+        call."""
         ready: set[Node] = {node for node in self.graph.nodes() if node.is_input or node.is_constant}
         written: set[Node] = set()
         for view, target in self.views.items():

@@ -1,4 +1,4 @@
-r"""The text form of a graph: what people read, goldens store and task keys are made of.
+r"""The text form of a graph, used for display, golden files and task keys.
 
     %x = input {index=0} : f32[1,3,224,224]
     %w = constant @conv1.weight : f32[64,3,7,7]
@@ -7,7 +7,7 @@ r"""The text form of a graph: what people read, goldens store and task keys are 
     %4 = mul(%3, %2) : f32[1,64,109,109]
     return %4
 
-Grammar, one statement a line; empty lines and lines that begin with `#` mean nothing:
+Grammar, one statement per line; empty lines and lines that begin with `#` are ignored:
 
     graph      ::= statement* "return" [value ("," value)*]
     statement  ::= value "=" body ":" type ["#" source]
@@ -20,10 +20,10 @@ Grammar, one statement a line; empty lines and lines that begin with `#` mean no
     number     ::= integer | float | "inf" | "-inf" | "nan" | "nan:" hexdigits (the bits of an unusual NaN)
     string     ::= as in JSON
 
-A float always has a point, an exponent or a name, so that `1` and `1.0` stay apart. Numbers are written with as many
-digits as bring back the same bits. A value is called by the node's name where that is unique, else by its position;
-`source` is the rest of the line. A constant of more than 16 elements is written as a reference, and its array comes
-from `constants_of`. Types are inferred again on parsing and must equal those written.
+A float always has a point, an exponent or a name, to distinguish `1` from `1.0`. Numbers have enough digits to
+restore the same bits. A value has the node's name if that is unique, otherwise its position; `source` is the rest of
+the line. A constant of more than 16 elements is written as a reference, and its array comes from `constants_of`.
+Types are inferred again on parsing and must equal those written.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ _WORDS: dict[str, Any] = {"true": True, "false": False, "none": None, "inf": mat
 
 
 def print_graph(graph: Graph, *, names: bool = True) -> str:
-    """The text form. Without `names`, values are called by position and sources are left out: two graphs that compute
-    the same in the same way then have the same text."""
+    """The text form. Without `names`, values are named by position and sources are omitted, so that graphs with the
+    same structure have the same text."""
     nodes = graph.nodes()
     values = _value_names(nodes, names)
     references = _references(nodes)
@@ -69,7 +69,7 @@ def print_graph(graph: Graph, *, names: bool = True) -> str:
 
 
 def constants_of(graph: Graph) -> dict[str, np.ndarray]:
-    """The arrays that the text form refers to, by the names that it uses."""
+    """The arrays that the text form refers to, by name."""
     return {name: node.data for node, name in _references(graph.nodes()).items() if node.data is not None}
 
 
@@ -88,7 +88,7 @@ def _unique_names(nodes: list[Node]) -> dict[Node, str]:
 
 
 def _references(nodes: list[Node]) -> dict[Node, str]:
-    """Names for the constants that are not written inline. A repeated or unspeakable name gets a number."""
+    """Names for the constants that are not inline. A repeated or invalid name gets a number."""
     result: dict[Node, str] = {}
     taken: set[str] = set()
     for node in nodes:
@@ -145,7 +145,8 @@ def _literal(element: Any) -> str:
     if math.isnan(number):
         usual = np.array(math.nan).astype(dtype.numpy)
         return "nan" if element.tobytes() == usual.tobytes() else f"nan:{element.tobytes()[::-1].hex()}"
-    # The shortest digits of the narrow type read better than those of the double; they are used when they come back.
+    # The shortest digits of the narrow type are used if they restore the same value; they read better than the
+    # double's.
     short = repr(float(str(element))) if dtype.bytes < 8 else repr(number)
     return (
         short if np.array(float(short)).astype(dtype.numpy).tobytes() == element.tobytes() else repr(number)
@@ -156,8 +157,8 @@ def _literal(element: Any) -> str:
 
 
 def parse_graph(text: str, constants: Mapping[str, np.ndarray] | None = None) -> Graph:
-    """The graph that `text` describes; TextFormError, with the line, where there is none. `constants` has the arrays
-    that the text refers to with `@`."""
+    """Parse a graph, or raise TextFormError with the line. `constants` has the arrays that the text refers to with
+    `@`."""
     values: dict[str, Node] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         stripped = line.strip()
@@ -177,7 +178,7 @@ def parse_graph(text: str, constants: Mapping[str, np.ndarray] | None = None) ->
 
 
 class _Refused(Exception):
-    """What is wrong with a line; the caller knows which."""
+    """What is wrong with a line; the caller adds its number."""
 
 
 def _expect_nothing_after(text: str, number: int) -> None:
@@ -396,7 +397,7 @@ class _Tokens:
         return token.kind, token.text
 
     def skip(self, text: str) -> bool:
-        """Whether the next token is `text`, which is then passed."""
+        """Skip the next token if it is `text`, and say whether it was."""
         found = not self.at_end() and self._tokens[self._position].text == text
         self._position += found
         return found
@@ -449,7 +450,7 @@ class _Tokens:
         raise _Refused(f"{text} is no element")
 
     def finish(self) -> str:
-        """The comment at the end of the line; there may be nothing else."""
+        """The comment at the end of the line; nothing else may follow."""
         if self.at_end():
             return ""
         kind, text = self.next("the end")
@@ -466,11 +467,11 @@ def _number(text: str) -> int | float:
 
 
 def structurally_equal(a: Graph, b: Graph) -> bool:
-    """Whether two graphs apply the same operators to the same values in the same way: names and sources aside, and
-    constants compared bit by bit."""
+    """Whether two graphs apply the same operators to the same values in the same structure, ignoring names and
+    sources; constants are compared bit by bit."""
     if [node.type for node in a.inputs] != [node.type for node in b.inputs]:
         return False
-    # The order of `nodes` follows from the structure alone: equal graphs list equal nodes at equal positions.
+    # The order of `nodes` depends only on the structure: equal graphs list equal nodes at equal positions.
     left, right = a.nodes(), b.nodes()
     if len(left) != len(right):
         return False
@@ -491,7 +492,7 @@ def structurally_equal(a: Graph, b: Graph) -> bool:
 
 
 def same_attrs(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """Equality that tells 1 from 1.0 and True, and 0.0 from -0.0, and by which NaN equals itself."""
+    """Equality that distinguishes 1, 1.0 and True, and 0.0 from -0.0, and in which NaN equals itself."""
     return a.keys() == b.keys() and all(print_attr(a[key]) == print_attr(b[key]) for key in a)
 
 

@@ -1,7 +1,6 @@
-"""The verifier: what a graph must be at each stage, as data and as one function that checks it.
+"""The graph verifier: what is legal at each stage, as data, and one function that checks it.
 
-Every rewrite is followed by `verify`, so that a pass which breaks an invariant is named by the error, not the pass that
-later trips over it.
+`verify` runs after every rewrite, so that an error names the pass that broke an invariant, not a later one.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from tilewright.graph.op import op_of, table
 
 @dataclass(frozen=True)
 class Forbidden:
-    """Applications of `op` that a stage rules out: all of them, or those for which `when` holds."""
+    """Applications of `op` that a stage forbids: all of them, or those for which `when` is true."""
 
     op: str
     why: str
@@ -34,7 +33,7 @@ def _padded(node: Node) -> bool:
     return any(low or high for low, high in node.attrs["padding"])
 
 
-# A concat becomes a loop for each operand, and each is decided against all others. Wider ones become several.
+# A concat becomes a loop for each operand, and each is tested against all others. Wider ones are split.
 MAX_CONCATENATED = 32
 
 _DECOMPOSED = (
@@ -56,7 +55,7 @@ _DECOMPOSED = (
 )
 
 
-# In the order in which a graph passes through them. Each stage also forbids what the stages before it do.
+# In pipeline order. Each stage also forbids what earlier stages forbid.
 STAGES: Mapping[str, tuple[Forbidden, ...]] = {
     "imported": (),
     "decomposed": _DECOMPOSED,
@@ -64,7 +63,7 @@ STAGES: Mapping[str, tuple[Forbidden, ...]] = {
 
 
 def forbidden_at(stage: str) -> tuple[Forbidden, ...]:
-    """Everything that is ruled out once a graph has reached `stage`."""
+    """Everything that is forbidden once a graph has reached `stage`."""
     if stage not in STAGES:
         raise VerificationError(f"there is no stage {stage!r}; the stages are {', '.join(STAGES)}")
     names = list(STAGES)
@@ -75,7 +74,8 @@ def forbidden_at(stage: str) -> tuple[Forbidden, ...]:
 
 
 def verify(graph: Graph, stage: str, *, after: str = "") -> None:
-    """VerificationError unless `graph` is well-formed and legal at `stage`. `after` names the pass that made it."""
+    """Raise VerificationError unless `graph` is well-formed and legal at `stage`. `after` names the pass that made
+    it."""
     rules: dict[str, list[Forbidden]] = {}
     for rule in forbidden_at(stage):
         rules.setdefault(rule.op, []).append(rule)
@@ -95,7 +95,7 @@ def verify(graph: Graph, stage: str, *, after: str = "") -> None:
 
 
 def describe(node: Node) -> str:
-    """A node in words: its operator, its name, and where in the user's model it comes from."""
+    """Describe a node: its operator, its name, and its origin in the user's model."""
     text = f"{node.op} {node.name}" if node.name else f"a {node.op} of type {node.type!r}"
     return f"{text} (from {node.source})" if node.source else text
 
@@ -117,7 +117,7 @@ def _check_inputs(graph: Graph, moment: str) -> None:
 
 
 def _problem(node: Node) -> str | None:
-    """What is wrong with a node by itself."""
+    """What is wrong with a node on its own."""
     if node.is_input:
         return "an input has no operands and no data" if node.inputs or node.data is not None else None
     if node.is_constant:
@@ -154,8 +154,8 @@ def _constant_problem(node: Node) -> str | None:
 
 
 def is_attr(value: Any) -> bool:
-    """Whether `value` is plain data of the kinds that attributes have. NumPy's scalars are not: they print and hash
-    differently from the numbers that they equal."""
+    """Whether `value` is plain data of the kinds that attributes have. NumPy scalars are not: they print and hash
+    differently from equal numbers."""
     if isinstance(value, tuple):
         return all(is_attr(item) for item in value)
     return value is None or type(value) in (int, float, bool, str) or isinstance(value, DType)

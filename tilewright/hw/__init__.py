@@ -1,4 +1,4 @@
-"""What a machine *is*, as frozen data, and how to find out about this one."""
+"""Machines as frozen data, and the detection of this one."""
 
 from tilewright.hw.caches import Caches
 from tilewright.hw.cpu import CpuMachine, Throughput, host

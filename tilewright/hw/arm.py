@@ -1,7 +1,7 @@
 """64-bit ARM processors, described for cross compilation: NEON, or SVE at a fixed vector length.
 
-A program's vectors have a fixed number of lanes, so a kernel for SVE is made for one length: LLVM is told that the
-machine's is exactly that (`vscale_range`), and on a processor of another length the kernel must not run.
+A program's vectors have a fixed number of lanes, so an SVE kernel is compiled for one vector length, which LLVM is
+given (`vscale_range`). It must not run on a processor with another length.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from tilewright.hw.caches import Caches
 from tilewright.hw.cpu import CpuMachine
 
 LINUX = "aarch64-unknown-linux-gnu"
-SVE_GRANULE = 128  # bits: a vector is so many, or a multiple
+SVE_GRANULE = 128  # bits: vector lengths are multiples of this
 
 _V8_2 = ("crc", "dotprod", "fp-armv8", "fullfp16", "lse", "neon", "rcpc", "rdm")
 # What each core has beyond `_V8_2`, by LLVM's names, and its SVE vector length in bits (0: NEON alone). From Arm's
@@ -29,7 +29,7 @@ _SVE = ("sve", "sve2")
 def aarch64(
     cpu: str, *, sve_bits: int = 0, cores: int = 1, caches: Caches | None = None, triple: str = LINUX
 ) -> CpuMachine:
-    """A machine with this core (LLVM's name), for code that is compiled here and runs there.
+    """A machine with this core (LLVM's name), for cross compilation.
 
     `sve_bits`: the vector length of SVE code, which must be the core's own; 0: NEON, which every core has.
     """

@@ -1,7 +1,7 @@
 """The data caches of this machine, as the operating system describes them.
 
-Under a hypervisor the description may be another machine's, or that of a cache which other guests use too:
-`measure/calibrate.py` measures what is really there.
+Under a hypervisor the description may be wrong, or describe a cache that other guests share. `measure/calibrate.py`
+measures the real sizes.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from pathlib import Path
 from tilewright import knobs
 
 _SYSFS = Path("/sys/devices/system/cpu")
-_SMALLEST, _LARGEST = 4 << 10, 16 << 30  # a figure outside is no cache's size
+_SMALLEST, _LARGEST = 4 << 10, 16 << 30  # values outside are not cache sizes
 
 
 @dataclass(frozen=True)
 class Caches:
-    """Bytes of each level. `l2_cores` and `l3_cores` share one of that level; without a third level `l3` is 0.
+    """Bytes of each level. `l2_cores` and `l3_cores` are the cores that share one cache of that level; without a
+    third level `l3` is 0.
 
-    The defaults are what nearly every processor that has vectors can offer.
+    The defaults are sizes that nearly every processor with vector units has.
     """
 
     l1: int = 32 << 10
@@ -38,18 +39,17 @@ class Caches:
         return self.l2 // self.l2_cores
 
     def keep(self, touched: float) -> bool:
-        """Whether L2 still holds so many bytes of a core's when they are wanted again: other things come
-        by meanwhile."""
+        """Whether L2 still holds this many bytes when a core needs them again, with other data in between."""
         return touched <= 0.75 * self.l2_per_core
 
     @property
     def last(self) -> int:
-        """Bytes of the level before memory."""
+        """Bytes of the last-level cache."""
         return self.l3 or self.l2
 
 
 def detect_caches() -> Caches:
-    """Of the processors that this process may use, the first one's; defaults for what is not said."""
+    """The caches of the first processor that this process may use; defaults for unknown values."""
     if platform.system() == "Darwin":
         return caches_from_sysctl(_sysctl())
     try:
@@ -76,7 +76,7 @@ def caches_from_sysfs(cpu: Path) -> Caches:
 
 
 def caches_from_sysctl(values: Mapping[str, int]) -> Caches:
-    """From what macOS says of its fast cores (`perflevel0`), or of all where they are alike."""
+    """From macOS's values for its performance cores (`perflevel0`), or for all cores if they are alike."""
     levels: dict[int, tuple[int, int]] = {}
     for level, name in ((1, "l1dcachesize"), (2, "l2cachesize"), (3, "l3cachesize")):
         size = values.get(f"hw.perflevel0.{name}") or values.get(f"hw.{name}") or 0
@@ -87,8 +87,8 @@ def caches_from_sysctl(values: Mapping[str, int]) -> Caches:
 
 
 def _from_levels(levels: Mapping[int, tuple[int, int]]) -> Caches:
-    """Level -> (bytes, cores that share it). What is missing in the middle has its default; a third level is believed
-    to be absent only where the second is known."""
+    """Level -> (bytes, cores that share it). Missing middle levels get defaults; a third level is assumed absent only
+    if the second is known."""
     usual = Caches()
     l1, _ = levels.get(1, (usual.l1, 1))
     l2, l2_cores = levels.get(2, (usual.l2, usual.l2_cores))
@@ -98,7 +98,7 @@ def _from_levels(levels: Mapping[int, tuple[int, int]]) -> Caches:
 
 
 def _cpu_list(path: Path) -> list[int]:
-    """The numbers in a file such as "0-3,8"; none where there is no such file."""
+    """The numbers in a file such as "0-3,8"; none if the file does not exist."""
     try:
         parts = path.read_text().strip().split(",")
         return [

@@ -1,8 +1,8 @@
 """Known processor cores by name: the constants that the operating system does not report.
 
-Each row says where its numbers come from. A core that is not in the table is `USUAL`; code that has no machine at hand
-takes its cache line and page from there too. None of this is a field of `CpuMachine`: a machine's fingerprint, and with
-it every record in a database, stays valid when a row is added or corrected.
+Each row names the source of its numbers. A core that is not in the table is `USUAL`; code without a machine takes its
+cache line and page size from there too. None of this is a field of `CpuMachine`, so that a machine's fingerprint, and
+every database record, stays valid when a row is added or corrected.
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-# What the hardware prefetcher follows: the accesses within each page (Intel's streamer, and most others), so that
-# several pages read in turn are each prefetched; or the addresses of one load instruction (AMD Zen), so that a load
-# that jumps between pages is not.
+# What the hardware prefetcher tracks: accesses within each page (Intel's streamer, and most others), so that several
+# interleaved pages are all prefetched; or the addresses of one load instruction (AMD Zen), so that a load that jumps
+# between pages is not.
 Prefetcher = Literal["page", "stride"]
 
 
 @dataclass(frozen=True)
 class Core:
-    """A core while all of them are busy. Widths are in bytes a cycle of all units together, None where they never
-    limit whole vectors; `*_ports` are instructions a cycle. `added` are additions alongside the FMAs, not
-    instead of them."""
+    """A core while all cores are busy. Widths are bytes per cycle of all units together, None if they never limit
+    whole vectors; `*_ports` are instructions per cycle. `added` are additions in parallel with the FMAs."""
 
     multiplied: int | None = None
     loaded: int | None = None
@@ -30,9 +29,9 @@ class Core:
     load_ports: float = 2.0
     store_ports: float = 1.0
     hertz: float = 2.5e9
-    l2: float = 48.0  # bytes a cycle from the L2 cache
+    l2: float = 48.0  # bytes per cycle from the L2 cache
     l3: float = 12.0
-    fma_latency: float = 4.0  # cycles from a FMA to one that needs its result
+    fma_latency: float = 4.0  # cycles between dependent FMAs
     line_bytes: int = 64
     page_bytes: int = 4096
     prefetcher: Prefetcher = "page"
@@ -46,7 +45,7 @@ USUAL = Core()
 # section on the Ice Lake client core).
 _ICE_LAKE_CLIENT = Core(multiplied=64, loaded=128, stored=64)
 
-# Zen: what the prefetcher follows was measured on Zen 4 (pools and column sums with rows in one page or in eight:
+# Zen: the prefetcher's behaviour was measured on Zen 4 (pooling and column sums with rows in one page or in eight:
 # `loops/row_plan.py`), and AMD's optimization guides describe the same "L1 stride prefetcher" from Zen 2 on.
 _ZEN = Core(prefetcher="stride")
 
@@ -103,11 +102,11 @@ CORES: dict[str, Core] = {  # by LLVM's names
     ),
 }
 
-_FAMILIES = {"znver": _ZEN}  # by the beginning of LLVM's name: cores that are newer than the table
+_FAMILIES = {"znver": _ZEN}  # by prefix of LLVM's name: cores that are newer than the table
 
 
 def core_of(cpu: str) -> Core:
-    """What is known of a core by LLVM's name for it."""
+    """The table's entry for a core, by LLVM's name."""
     if cpu in CORES:
         return CORES[cpu]
     return next((core for family, core in _FAMILIES.items() if cpu.startswith(family)), USUAL)

@@ -1,4 +1,4 @@
-"""CPUs: what the schedules and the code generator need to know of one, and the detection of this one."""
+"""CPUs: the data that schedules and the code generator need, and the detection of this CPU."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from tilewright.runtime import host as runtime_host
 
 @dataclass(frozen=True)
 class Throughput:
-    """Of a core that nobody has measured, while all are busy: cycles a second; whole vectors that it multiplies and
-    adds to others, adds alongside those (not instead of them), loads and stores in a cycle; bytes that its L2
-    and the third give it in a cycle."""
+    """Nominal rates of a core while all are busy: cycles per second; whole vectors per cycle that it multiplies and
+    adds (FMA), adds in parallel, loads and stores; bytes per cycle from its L2 and L3."""
 
     hertz: float = USUAL.hertz
     fmas: float = USUAL.fma_ports
@@ -34,10 +33,10 @@ class Throughput:
 class CpuMachine:
     kind: ClassVar[str] = "cpu"
 
-    triple: str  # LLVM's name of the platform
+    triple: str  # LLVM's target triple
     cpu: str  # LLVM's name of the processor
-    features: tuple[str, ...]  # what generated code may use, sorted: ("avx", "avx2", ...)
-    absent: tuple[str, ...]  # what LLVM knows of and generated code may not use
+    features: tuple[str, ...]  # features that generated code may use, sorted: ("avx", "avx2", ...)
+    absent: tuple[str, ...]  # features that LLVM knows and generated code must not use
     vector_bytes: int
     vector_registers: int
     has_fma: bool
@@ -46,7 +45,7 @@ class CpuMachine:
 
     @property
     def memories(self) -> tuple[Memory, ...]:
-        """From the nearest to the farthest; rates are nominal, until `measure/calibrate.py` has measured them."""
+        """From the nearest to the farthest; rates are nominal until `measure/calibrate.py` has measured them."""
         caches, core, line = self.caches, self.throughput, self.line_bytes
         levels = [
             Memory("registers", Scope.REGISTER, "thread", self.vector_registers * self.vector_bytes),
@@ -59,17 +58,17 @@ class CpuMachine:
         return (*levels, Memory("DRAM", Scope.GLOBAL, "machine", line=line))
 
     def lanes(self, dtype: DType) -> int:
-        """Elements of a type in a vector register; nothing is computed in less than 32 bits."""
+        """Elements of a type in a vector register; types below 32 bits are computed in 32."""
         return self.vector_bytes // max(4, dtype.compute.bytes)
 
     def channel_block(self, channels: int, dtype: DType) -> int:
-        """Of so many channels, how many are best stored together: the lanes of a vector, or half of them; 0: none."""
+        """The best number of channels per block: the lanes of a vector, or half of them; 0: none."""
         lanes = self.lanes(dtype) if dtype.is_float else 1
         return next((size for size in (lanes, lanes // 2) if size > 1 and channels % size == 0), 0)
 
     @cached_property
     def core(self) -> Core:
-        """What is known of its cores by their name."""
+        """The entry of its cores in the table of known cores."""
         return core_of(self.cpu)
 
     @cached_property
@@ -79,17 +78,17 @@ class CpuMachine:
 
     @cached_property
     def page_bytes(self) -> int:
-        """Bytes of a page of memory, of the usual size."""
+        """The usual page size in bytes."""
         return self.core.page_bytes
 
     @property
     def prefetcher(self) -> Prefetcher:
-        """What the hardware prefetcher follows: see `hw/cores.py`."""
+        """What the hardware prefetcher tracks: see `hw/cores.py`."""
         return self.core.prefetcher
 
     @property
     def fma_latency(self) -> float:
-        """Cycles from a FMA to one that needs its result."""
+        """Cycles between dependent FMAs."""
         return self.core.fma_latency
 
     @cached_property
@@ -111,29 +110,29 @@ class CpuMachine:
 
     @cached_property
     def chains(self) -> float:
-        """Sums at a time, in whole vectors, below which FMAs wait for those before them."""
+        """Independent sums, in whole vectors, that are needed to hide the FMA latency."""
         return self.fma_latency * self.throughput.fmas
 
     @property
     def independent_adds(self) -> bool:
-        """Whether a core adds a vector to an element in memory, which it broadcasts, for each that it multiplies, and
-        is no slower for it."""
+        """Whether a core adds a vector and a broadcast memory operand in parallel with each FMA without
+        slowing down."""
         return self.throughput.independent_adds >= self.throughput.fmas and "avx512f" in self.features
 
     @property
     def prefetches_by_page(self) -> bool:
-        """Whether several addresses read in turn, each in a page of its own, are all prefetched."""
+        """Whether interleaved streams in separate pages are all prefetched."""
         return self.prefetcher == "page"
 
     @property
     def vscale(self) -> int:
-        """The length of SVE vectors, in units of 128 bits; 0 where there is no SVE."""
+        """The length of SVE vectors in units of 128 bits; 0 without SVE."""
         return self.vector_bytes // 16 if "sve" in self.features else 0
 
     @property
     def dot4_bytes(self) -> int:
-        """The widest vector, in bytes, of which one instruction multiplies unsigned bytes by signed ones and sums the
-        products exactly, four to a lane; 0 where there is none."""
+        """The widest vector, in bytes, for which one instruction multiplies unsigned by signed bytes and sums groups
+        of four products exactly; 0 if there is none."""
         if {"avx512vnni", "avx512vl"} <= set(self.features):
             return self.vector_bytes
         if "avxvnni" in self.features:
@@ -141,7 +140,7 @@ class CpuMachine:
         return 16 if "i8mm" in self.features else 0
 
     def feature_string(self) -> str:
-        """As LLVM wants it. What is absent is said too: the processor's name would imply it."""
+        """In LLVM's format. Absent features are listed too, because the processor's name would imply them."""
         return ",".join([f"+{name}" for name in self.features] + [f"-{name}" for name in self.absent])
 
     def describe(self) -> str:
@@ -180,5 +179,5 @@ def _machine(features: frozenset[str]) -> CpuMachine:
 
 
 def host() -> CpuMachine:
-    """This machine, as far as generated code may use it (`TILEWRIGHT_CPU_FEATURES` takes features away)."""
+    """This machine, restricted to what generated code may use (`TILEWRIGHT_CPU_FEATURES` removes features)."""
     return _machine(runtime_host.features())

@@ -1,7 +1,7 @@
 """NVIDIA GPUs as data for schedules, templates and code generation.
 
-The figures of a compute capability are the vendor's published limits. What differs between two cards of one
-capability (multiprocessors, cache, clock, memory) is asked of the driver.
+The numbers of a compute capability are the vendor's published limits. Values that differ between GPUs of one
+capability (multiprocessors, cache, clock, memory) come from the driver.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ WARP = 32
 
 @dataclass(frozen=True)
 class GpuRates:
-    """What a card of one capability does in a clock, and how long it takes to begin: what the driver does not say.
+    """Rates and latencies of GPUs of one capability that the driver does not report.
 
-    `fitted`: the constants that nobody publishes were fitted on such a card. Otherwise they are the H200's.
+    `fitted`: whether the unpublished constants were fitted on such a GPU; otherwise they are the H200's.
     """
 
-    launch_seconds: float = 1.6e-6  # of a kernel in a CUDA graph, to a block's first instructions
-    library_launch_seconds: float = 3e-6  # of a call of cuBLASLt or cuDNN that does little
-    shared_bytes_clock: float = 128.0  # that shared memory gives a multiprocessor
-    l2_latency: float = 200.0  # clocks from a load to its value
+    launch_seconds: float = 1.6e-6  # of a kernel in a CUDA graph, until a block's first instruction
+    library_launch_seconds: float = 3e-6  # of a small call of cuBLASLt or cuDNN
+    shared_bytes_clock: float = 128.0  # of shared memory per multiprocessor
+    l2_latency: float = 200.0  # clocks for a load
     memory_latency: float = 557.0
-    wgmma_flops_clock: float = 0.0  # of a multiprocessor, dense, 16-bit operands; 0: there is no wgmma
+    wgmma_flops_clock: float = 0.0  # per multiprocessor, dense, 16-bit operands; 0: no wgmma
     fitted: bool = False
 
 
 # By capability, without its suffix. Latencies and launches were fitted to the times of 9,200 kernels on one H200
-# (`cost/gpu.py`); the launch of a library's call is a rough figure, not a fit. The rate of wgmma is the data sheet's:
-# 989 Tflop/s dense at 132 multiprocessors and 1.83 GHz. Shared memory is 32 banks of 4 bytes on all of them (CUDA
+# (`cost/gpu.py`); the launch time of a library call is an estimate. The rate of wgmma is from the data sheet: 989
+# Tflop/s dense at 132 multiprocessors and 1.83 GHz. Shared memory has 32 banks of 4 bytes on all of them (CUDA
 # programming guide).
 _RATES = {
     80: GpuRates(),
@@ -48,29 +48,30 @@ _RATES = {
 
 @dataclass(frozen=True)
 class GpuMachine:
-    """A card; sizes are in bytes. `shared_block` is what a block may ask for, `shared_sm` what a multiprocessor has."""
+    """A GPU; sizes are in bytes. `shared_block` is the maximum per block, `shared_sm` the total of a
+    multiprocessor."""
 
     kind: ClassVar[str] = "cuda"
 
     name: str
-    capability: str  # as the compiler names it: "sm_90a"
+    capability: str  # in the compiler's format: "sm_90a"
     sms: int
     clock_mhz: int
     l2: int
     memory: int
-    memory_bytes_per_second: float  # by the data sheet; a calibration knows better
+    memory_bytes_per_second: float  # from the data sheet; a calibration is more accurate
     shared_block: int
     shared_sm: int
-    tensor_flops_clock: float  # of a multiprocessor, sustained by `mma.sync`, 16-bit operands and 32-bit sums
-    l2_bytes_clock: float  # of the whole card
+    tensor_flops_clock: float  # per multiprocessor, sustained by `mma.sync`, 16-bit operands and 32-bit sums
+    l2_bytes_clock: float  # of the whole GPU
     registers_sm: int = 65_536
     threads_sm: int = 2_048
     blocks_sm: int = 32
     async_copy: bool = True  # cp.async, from sm_80 on
     bulk_copy: bool = False  # the tensor copy engine and its barriers, from sm_90 on
-    warpgroup_mma: bool = False  # wgmma, sm_90a alone
-    dependent_launch: bool = False  # a kernel may begin before the one before it has ended, from sm_90 on
-    clusters: bool = False  # blocks that see each other's shared memory, from sm_90 on
+    warpgroup_mma: bool = False  # wgmma, only on sm_90a
+    dependent_launch: bool = False  # programmatic dependent launch, from sm_90 on
+    clusters: bool = False  # blocks that access each other's shared memory, from sm_90 on
     libraries: tuple[str, ...] = ()  # that may compute parts of a model: "cublaslt", "torch"
 
     @property
@@ -84,7 +85,7 @@ class GpuMachine:
 
     @property
     def rates(self) -> GpuRates:
-        """Of its capability, or of the newest before it that is described."""
+        """The rates of its capability, or of the newest described one before it."""
         return _RATES[max((arch for arch in _RATES if arch <= self.arch), default=min(_RATES))]
 
     @property
@@ -93,17 +94,17 @@ class GpuMachine:
 
     @property
     def mma_sync_flops_clock(self) -> float:
-        """Of a multiprocessor, sustained by `mma.sync`: on an H200 less than half of what `wgmma` does."""
+        """Per multiprocessor with `mma.sync`: on an H200, less than half the rate of `wgmma`."""
         return self.tensor_flops_clock
 
     @property
     def wgmma_flops_clock(self) -> float:
-        """Of a multiprocessor by `wgmma`; 0 where there is none."""
+        """Per multiprocessor with `wgmma`; 0 if there is none."""
         return self.rates.wgmma_flops_clock if self.warpgroup_mma else 0.0
 
     @property
     def memories(self) -> tuple[Memory, ...]:
-        """From the nearest to the farthest, as a multiprocessor sees them."""
+        """From the nearest to the farthest, as seen by a multiprocessor."""
         rates, hertz = self.rates, self.clock_mhz * 1e6
         return (
             Memory("registers", Scope.REGISTER, "thread", self.registers_sm * 4),
@@ -122,13 +123,14 @@ class GpuMachine:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What intrinsics may need: every capability up to its own ("sm_80"), and what it has besides."""
+        """Features that intrinsics may need: every capability up to its own ("sm_80"), and others it has."""
         capabilities = sorted({machine.arch for machine in DESCRIBED.values() if machine.arch <= self.arch})
         flags = ("async_copy", "bulk_copy", "warpgroup_mma", "dependent_launch", "clusters")
         return (*(f"sm_{arch}" for arch in capabilities), *(flag for flag in flags if getattr(self, flag)))
 
     def resident_blocks(self, threads: int, registers: int, shared: int) -> int:
-        """How many blocks of so many threads, registers a thread and bytes of shared memory a multiprocessor holds."""
+        """How many blocks with this many threads, registers per thread and bytes of shared memory fit on a
+        multiprocessor."""
         warps = -(-threads // WARP)
         by_registers = self.registers_sm // max(1, warps * _rounded(registers * WARP, 256))
         by_shared = self.shared_sm // _rounded(shared + _RESERVED_SHARED, 128)
@@ -139,8 +141,8 @@ class GpuMachine:
 
 
 _LINE = 128  # bytes of a cache line, in sectors of 32
-_OLDEST = 8  # generation of cards: the first with asynchronous copies
-_RESERVED_SHARED = 1_024  # of every block, by the driver
+_OLDEST = 8  # oldest supported generation: the first with asynchronous copies
+_RESERVED_SHARED = 1_024  # per block, by the driver
 
 
 def _rounded(value: int, unit: int) -> int:
@@ -151,7 +153,7 @@ _KIB = 1 << 10
 _MIB = 1 << 20
 _GIB = 1 << 30
 
-# One card of each capability that the templates know, as examples to compile for where there is no card.
+# One GPU of each capability that the templates know, for compilation without a GPU.
 A100 = GpuMachine(
     "NVIDIA A100 80GB",
     "sm_80",
@@ -208,14 +210,14 @@ H200 = GpuMachine(
     clusters=True,
 )
 
-# What every card from sm_80 on can do. Kernels for it are PTX, which a card's driver makes machine code of.
+# The common features of all GPUs from sm_80 on. Its kernels are PTX, which the driver compiles.
 PORTABLE = replace(A10, name="any NVIDIA GPU from sm_80 on", capability="compute_80")
 
 DESCRIBED = {machine.capability: machine for machine in (A100, A10, L4, H200)}
 
 
 def of_capability(name: str, major: int, minor: int) -> GpuMachine:
-    """What is known of cards of that capability; of one that is newer than all described, what its elders could do."""
+    """The description of a capability; for one newer than all described, the features of the newest described."""
     if major < _OLDEST:
         raise TargetError(
             f"{name} has the compute capability {major}.{minor}, and kernels are made for {_OLDEST}.0 and later",
@@ -230,7 +232,7 @@ def of_capability(name: str, major: int, minor: int) -> GpuMachine:
 
 @lru_cache(maxsize=8)
 def detect(ordinal: int = 0) -> GpuMachine:
-    """The card with that number. TargetError where kernels cannot be made for it."""
+    """Describe the GPU with this number. Raises TargetError if kernels cannot be compiled for it."""
     card = device.Device(ordinal)
     major, minor = (card.attribute(f"COMPUTE_CAPABILITY_{part}") for part in ("MAJOR", "MINOR"))
     known = of_capability(card.name, major, minor)

@@ -1,8 +1,8 @@
 """Intrinsics: instructions and micro-kernels as data, for CPUs and GPUs alike.
 
 An intrinsic is declared by the tensor expression that it computes over tiles, by which part of each tile a thread
-holds, by the features that a machine needs for it, and by how code for it is emitted. One that is a reduction combines
-with what its output holds: `c[m, n] += sum(a[m, k] * b[k, n], k)`.
+holds, by the features that a machine needs for it, and by how code for it is emitted. One that is a reduction
+combines with what its output holds: `c[m, n] += sum(a[m, k] * b[k, n], k)`.
 
     a, b = te.Tensor("a", (), F32), te.Tensor("b", (8,), F32)
     c = te.compute("c", (8,), F32, lambda n: te.reduce_over("sum", a[()] * b[n], []))
@@ -15,8 +15,8 @@ with what its output holds: `c[m, n] += sum(a[m, k] * b[k, n], k)`.
         )
     )
 
-Registered intrinsics are candidates wherever their expression matches a task's (`space/sketches/rules/tensorise.py`);
-as any candidate they are built in a process of their own, checked against the oracle and timed before one is chosen.
+Registered intrinsics are candidates wherever their expression matches a task's (`space/sketches/rules/tensorise.py`).
+Like all candidates they are built in a separate process, checked against the oracle and timed before one is chosen.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _DIGITS = 8  # of a digest in names
 class LlvmIntrinsic:
     """A call of LLVM's intrinsic of this name (`llvm.x86.avx2.pmadd.wd`).
 
-    `arguments`: the names of the operands in order, the output's among them where the instruction takes what it holds;
-    otherwise the result of a reduction is combined with it afterwards. The same holds of the other kinds.
+    `arguments`: the names of the operands in order, including the output if the instruction accumulates into it;
+    otherwise the result of a reduction is combined with it afterwards. The same applies to the other kinds.
     """
 
     name: str
@@ -55,7 +55,7 @@ class LlvmIntrinsic:
 
 @dataclass(frozen=True)
 class LlvmAssembly:
-    """Inline assembly as LLVM writes it: a template (`$0` is the result, `$1` the first argument) and constraints."""
+    """Inline assembly in LLVM's syntax: a template (`$0` is the result, `$1` the first argument) and constraints."""
 
     text: str
     constraints: str
@@ -65,8 +65,8 @@ class LlvmAssembly:
 
 @dataclass(frozen=True)
 class PtxAssembly:
-    """An instruction of PTX; its operands follow it as the assembler writes them, registers in braces and addresses in
-    brackets. `through`: a function of `codegen/cuda` that registers of the inputs go through."""
+    """A PTX instruction; its operands follow in assembler syntax, registers in braces and addresses in brackets.
+    `through`: a function of `codegen/cuda` that input registers pass through."""
 
     mnemonic: str
     through: str = ""
@@ -74,8 +74,8 @@ class PtxAssembly:
 
 @dataclass(frozen=True)
 class ExternalSymbol:
-    """A call of a function, with vectors as arguments and result. Object code may call those of `runtime/loader.py`
-    alone: the C library's mathematics."""
+    """A call of a function with vector arguments and result. Object code may only call the functions in
+    `runtime/loader.py`: the C library's math."""
 
     symbol: str
     arguments: tuple[str, ...]
@@ -93,8 +93,8 @@ Emission = Native | PtxAssembly | Statements
 @dataclass(frozen=True, eq=False)
 class Fragment:
     """The part of a tile that one thread holds: its element `n` of `size` is the tile's at `element(lane, n)`, where
-    `lane` is the thread's number in its warp. Threads from `lanes` on hold nothing. On a CPU there is one thread, and a
-    register's lanes are the elements `n`."""
+    `lane` is the thread's index in its warp. Threads from `lanes` on hold nothing. On a CPU there is one thread, and
+    `n` is the lane of a register."""
 
     tensor: te.Tensor
     scope: Scope
@@ -103,7 +103,7 @@ class Fragment:
     lanes: int = 1
 
     def positions(self) -> tuple[tuple[int, ...], ...]:
-        """Of a CPU's register: the tile's element in each lane."""
+        """The tile's element in each lane of a CPU register."""
         return tuple(tuple(int(at) for at in self.element(0, n)) for n in range(self.size))
 
 
@@ -121,7 +121,7 @@ def vector(tensor: te.Tensor) -> Fragment:
 
 
 def broadcast(tensor: te.Tensor, lanes: int) -> Fragment:
-    """A single element in so many lanes."""
+    """A single element in all lanes."""
     if math.prod(tensor.shape) != 1:
         raise IntrinsicError(f"{tensor.name} has {tensor.shape} elements, and one is broadcast")
     return Fragment(tensor, Scope.REGISTER, lanes, lambda lane, n: (0,) * len(tensor.shape))
@@ -139,10 +139,10 @@ class HasFeatures(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Intrinsic:
-    """`fragments`: of the output, then of the inputs; without any, a thread holds all of each operand, row-major.
+    """`fragments`: of the output, then of the inputs; without any, a thread holds each whole operand, row-major.
 
-    `emit` may be a function that gives loop statements. It may then also say how the output is set to `value` before
-    the first element of a reduction (`initialise(out, value)`); otherwise the loops that it replaces do it.
+    `emit` may be a function that returns loop statements. It may then also define how the output is set to `value`
+    before a reduction (`initialise(out, value)`); otherwise the loops that it replaces do it.
     """
 
     name: str
@@ -151,7 +151,7 @@ class Intrinsic:
     emit: Emission
     initialise: Statements | None = None
     fragments: tuple[Fragment, ...] = ()
-    features: tuple[str, ...] = ()  # by LLVM's names ("avx2"), or a GPU's ("sm_80")
+    features: tuple[str, ...] = ()  # LLVM's names ("avx2"), or a GPU's ("sm_80")
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -203,16 +203,16 @@ class Intrinsic:
 
     @property
     def accumulates(self) -> bool:
-        """Whether it combines with what its output holds."""
+        """Whether it accumulates into its output."""
         return self.stage.reduction is not None
 
     def fragment(self, name: str) -> Fragment:
-        """That of the operand of this name."""
+        """The fragment of the operand of this name."""
         return next(fragment for fragment in self.fragments if fragment.tensor.name == name)
 
     @cached_property
     def digest(self) -> str:
-        """Tells two declarations of one name apart: what was measured of one says nothing about the other."""
+        """Distinguishes two declarations of one name: measurements of one say nothing about the other."""
         assert not callable(self.emit), "a function has no text to compare"
         held = [(part.tensor.name, part.scope.value, part.size, part.lanes) for part in self.fragments]
         positions = (
@@ -231,7 +231,7 @@ class Intrinsic:
         return tuple(name for name in self.features if name not in machine.features)
 
     def check_supported(self, machine: HasFeatures) -> None:
-        """IntrinsicError where the machine cannot run it."""
+        """Raise IntrinsicError if the machine cannot run it."""
         missing = self.missing(machine)
         if missing:
             raise IntrinsicError(
@@ -249,8 +249,7 @@ _modules: dict[str, str] = {}  # the module that registers each
 def register_intrinsic(intrinsic: Intrinsic, module: str | None = None) -> None:
     """Offer an intrinsic to every compilation of this process whose machine has its features.
 
-    `module`: the module that registers it when it is imported, for the processes that build candidates; the caller's
-    where none is given.
+    `module`: the module that registers it on import, for worker processes; the caller's by default.
     """
     if isinstance(intrinsic.emit, PtxAssembly) or callable(intrinsic.emit):
         raise IntrinsicError(
@@ -264,13 +263,13 @@ def register_intrinsic(intrinsic: Intrinsic, module: str | None = None) -> None:
 
 
 def unregister_intrinsic(name: str) -> None:
-    """The intrinsic of this name is offered no more."""
+    """Remove the intrinsic of this name."""
     _registered.pop(name, None)
     _modules.pop(name, None)
 
 
 def registered_intrinsics(machine: HasFeatures) -> tuple[Intrinsic, ...]:
-    """Those that a machine has the features for, in the order in which they were registered."""
+    """The intrinsics that a machine supports, in order of registration."""
     return tuple(intrinsic for intrinsic in _registered.values() if not intrinsic.missing(machine))
 
 
@@ -280,7 +279,7 @@ def find_intrinsic(name: str) -> Intrinsic | None:
 
 
 def intrinsic_named(name: str, machine: HasFeatures) -> Intrinsic:
-    """The registered intrinsic of this name; IntrinsicError where there is none, or where the machine lacks it."""
+    """The registered intrinsic of this name; IntrinsicError if there is none, or if the machine lacks it."""
     found = _registered.get(name)
     if found is None:
         raise IntrinsicError(
@@ -292,5 +291,5 @@ def intrinsic_named(name: str, machine: HasFeatures) -> Intrinsic:
 
 
 def registering_modules() -> tuple[str, ...]:
-    """What another process imports to have the intrinsics that are registered in this one."""
+    """The modules that another process imports to have the same registered intrinsics."""
     return importable_modules({f"intrinsic {name!r}": module for name, module in _modules.items()})

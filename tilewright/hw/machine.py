@@ -1,7 +1,7 @@
-"""What all kinds of machines have in common, and a machine as plain data.
+"""The Machine protocol, and machines as plain data.
 
-A kind of machine is a frozen dataclass with a `kind`; it is listed in `KINDS` once. Everything that depends on the kind
-(candidates, code generation, timing, cost) is looked up by that name, in one table for each room.
+A kind of machine is a frozen dataclass with a `kind`; it is listed in `KINDS` once. Everything that depends on the
+kind (candidates, code generation, timing, cost) is looked up by that name, in one table per package.
 """
 
 from __future__ import annotations
@@ -17,31 +17,32 @@ from tilewright.hw.gpu import GpuMachine
 
 
 class Machine(Protocol):
-    """What the target-independent packages know of a machine: that it has a kind, and how to describe it."""
+    """What target-independent packages know about a machine: its kind, and its description."""
 
     kind: ClassVar[str]
 
     def __hash__(self) -> int: ...
 
     def describe(self) -> str:
-        """One line for people."""
+        """One line for display."""
 
     def channel_block(self, channels: int, dtype: DType) -> int:
-        """Of so many channels, how many are best stored together as a block that kernels read as vectors; 0: there
-        are no such kernels."""
+        """The best number of channels per block for kernels that read blocks as vectors; 0: there are no such
+        kernels."""
 
 
 KINDS: dict[str, type[Any]] = {kind.kind: kind for kind in (CpuMachine, GpuMachine)}
 
 
 def description(machine: Machine) -> dict[str, Any]:
-    """A machine as it is written down: its fields, without its kind, which `machine_of` finds by them."""
+    """A machine as plain data: its fields without its kind, which `machine_of` infers."""
     found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(machine))
     return found
 
 
 def machine_of(described: dict[str, Any]) -> Machine:
-    """The machine that a description is of. ValueError where no kind has such fields: it may be of another version."""
+    """Rebuild a machine from its description. Raises ValueError if no kind has such fields; it may be of another
+    version."""
     for kind in KINDS.values():
         try:
             found: Machine = msgspec.convert(described, kind)
@@ -52,7 +53,7 @@ def machine_of(described: dict[str, Any]) -> Machine:
 
 
 def to_text(machine: Machine) -> str:
-    """As one process tells another: equal for equal machines."""
+    """The machine as text for other processes: equal for equal machines."""
     return msgspec.json.encode(machine).decode()
 
 

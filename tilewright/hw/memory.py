@@ -1,4 +1,4 @@
-"""The memories of a machine as data, and the scopes of buffers that programs put into them."""
+"""The memories of a machine as data, and the scopes of buffers in them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from typing import ClassVar, Literal, Protocol
 
 
 class Scope:
-    """Where a buffer of a loop program lives, by name. There is one object for each name, so `is` compares them.
+    """The memory of a loop program's buffer, by name. There is one object per name, so `is` compares them.
 
-    The three constants are what CPUs and GPUs have; a target with other memories names its own: `Scope("scratchpad")`.
+    CPUs and GPUs have the three constants; a target with other memories names its own: `Scope("scratchpad")`.
     """
 
     __slots__ = ("value",)
 
     GLOBAL: ClassVar[Scope]  # the parameters of a program
-    REGISTER: ClassVar[Scope]  # at constant indices alone
-    SCRATCH: ClassVar[
-        Scope
-    ]  # of one iteration of the parallel loop: a thread's stack, a block's shared memory
+    REGISTER: ClassVar[Scope]  # only constant indices
+    SCRATCH: ClassVar[Scope]  # per iteration of the parallel loop: a thread's stack, a block's shared memory
 
     value: str
     _named: ClassVar[dict[str, Scope]] = {}
@@ -33,7 +31,7 @@ class Scope:
 
     @classmethod
     def declared(cls) -> tuple[Scope, ...]:
-        """Every scope that anyone has named."""
+        """Every scope that was named."""
         return tuple(cls._named.values())
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -52,7 +50,7 @@ LOOP_SCOPES = (Scope.GLOBAL, Scope.REGISTER, Scope.SCRATCH)  # of CPUs and GPUs
 
 STACK_BYTES = 1 << 20  # scratch memory of a CPU's thread: threads have stacks of 2 MiB and more
 
-# Who sees what is written there.
+# Who sees writes.
 Sharing = Literal["thread", "warp", "block", "core", "machine"]
 
 
@@ -60,8 +58,8 @@ Sharing = Literal["thread", "warp", "block", "core", "machine"]
 class Memory:
     """One level of a machine's memory.
 
-    `scope` is that of buffers which programs put there; None for a cache, which programs do not address. `bytes` and
-    `bytes_per_cycle` are those of one core or multiprocessor's view of it; None: not known.
+    `scope` is that of the buffers that programs place there; None for a cache, which programs do not address. `bytes`
+    and `bytes_per_cycle` are per core or multiprocessor; None: unknown.
     """
 
     name: str
@@ -69,8 +67,8 @@ class Memory:
     shared_by: Sharing
     bytes: int | None = None
     bytes_per_cycle: float | None = None
-    latency: float | None = None  # cycles from a load to its value
-    line: int | None = None  # bytes that come together
+    latency: float | None = None  # cycles for a load
+    line: int | None = None  # bytes of a transaction
 
 
 class HasMemories(Protocol):

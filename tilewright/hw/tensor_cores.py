@@ -1,6 +1,6 @@
-"""The instructions of NVIDIA's tensor cores, and those that feed them, as intrinsics of a warp.
+"""The instructions of NVIDIA's tensor cores, and those that load their operands, as warp-level intrinsics.
 
-A fragment is a few elements that lie together, in the thread's registers or in shared memory.
+A fragment is a few contiguous elements, in a thread's registers or in shared memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OLDEST = ("sm_80",)  # the first with bf16, tf32 and asynchronous copies
 
 
 def columns(dtype: DType) -> int:
-    """Elements of a row of the matrices that are loaded."""
+    """Elements in a row of the loaded matrices."""
     return _ROW_BYTES // dtype.bytes
 
 
@@ -34,8 +34,8 @@ def _intrinsic(name: str, fragments: tuple[Fragment, ...], through: str = "") ->
 
 @cache
 def multiply(depth: int, dtype: DType) -> Intrinsic:
-    """`c[m, n] += a[m, k] * b[n, k]` of 16 x 8 results, on tensor cores; `depth` is of one or two matrices. 32-bit
-    floats are rounded on the way in."""
+    """`c[m, n] += a[m, k] * b[n, k]` for 16 x 8 results on tensor cores; `depth` is k, of one or two matrices. 32-bit
+    floats are rounded when they are read."""
     a, b = te.Tensor("a", (16, depth), dtype), te.Tensor("b", (8, depth), dtype)
     (k,) = te.reduce_axes([depth])
     c = te.compute("c", (16, 8), DType.F32, lambda m, n: te.reduce_over("sum", a[m, k] * b[n, k], [k]))
@@ -63,7 +63,7 @@ def multiply(depth: int, dtype: DType) -> Intrinsic:
 
 @cache
 def multiply_add(dtype: DType) -> Intrinsic:
-    """`c[m, n] += a[m, k] * b[n, k]` of one element each, in a thread of its own: what every contraction is made of."""
+    """`c[m, n] += a[m, k] * b[n, k]` for one element each in one thread: the scalar step of every contraction."""
     a, b = te.Tensor("a", (1, 1), dtype), te.Tensor("b", (1, 1), dtype)
     (k,) = te.reduce_axes([1])
     c = te.compute("c", (1, 1), DType.F32, lambda m, n: te.reduce_over("sum", a[m, k] * b[n, k], [k]))
@@ -73,8 +73,8 @@ def multiply_add(dtype: DType) -> Intrinsic:
 
 @cache
 def load_matrices(count: int, dtype: DType, transposed: bool) -> Intrinsic:
-    """`count` matrices of 8 rows of 16 bytes from scratch memory, one row from where each thread says; `transposed`: as
-    their transposes, of 16-bit elements alone. 1, 2 or 4."""
+    """Load `count` (1, 2 or 4) matrices of 8 rows of 16 bytes from shared memory; each thread gives the address of a
+    row. `transposed`: load their transposes, for 16-bit elements only."""
     wide, each = columns(dtype), _REGISTER_BYTES // dtype.bytes
     source = te.Tensor("source", (count, ROWS, wide), dtype)
     into = te.compute(

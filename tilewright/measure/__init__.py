@@ -1,1 +1,1 @@
-"""Checking, timing and calibrating: everything that runs a kernel to learn something about it."""
+"""Checking, timing and calibrating: everything that runs kernels to learn about them."""

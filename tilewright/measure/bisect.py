@@ -1,9 +1,9 @@
-"""Is a compiled model right, and if not, which of its tasks is wrong?
+"""Check whether a compiled model is correct, and if not, find the first wrong task.
 
 `check_model` compares a compiled model with the framework's own model in float64. If a result is further from it than
 the bound, the plan is run step by step: a step whose output is far from the float64 oracle of its task, on the very
-inputs that it was given, is the first that deviates. If no step does, the error was in the graph before it was cut into
-tasks, or it is the sum of many small ones; the report says so.
+inputs that it was given, is the first that deviates. If no step does, the error was in the graph before it was cut
+into tasks, or it is the sum of many small ones; the report says so.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tilewright.runtime.arguments import as_arguments
 from tilewright.runtime.model import CompiledModel
 from tilewright.runtime.plan import Step
 
-# Relative L2 error against float64: of a whole model, and of one kernel, by the element type of
-# the result. Integers and bools must be exact.
+# Bounds on the relative L2 error against float64, for a whole model and for one kernel, by the element type of the
+# result. Integers and bools must be exact.
 MODEL_BOUNDS = {"f64": 1e-10, "f32": 1e-4, "f16": 2e-2, "bf16": 1e-1}
 KERNEL_BOUNDS = {"f64": 1e-11, "f32": 1e-5, "f16": 5e-3, "bf16": 4e-2}
-STRICT_BOUND = 1e-6  # of f32 with strict numerics, or twice the framework's own error
+STRICT_BOUND = 1e-6  # for f32 with strict numerics, or twice the framework's own error
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class OutputCheck:
 class Deviation:
     """A step of the plan whose output is wrong."""
 
-    step: int  # its number in the plan
+    step: int  # its index in the plan
     name: str  # what it computes in the model
     label: str  # its operators
     kernel: str
@@ -57,7 +57,7 @@ class Deviation:
 @dataclass(frozen=True)
 class CheckReport:
     outputs: tuple[OutputCheck, ...]
-    deviation: Deviation | None = None  # the first, if an output is wrong and a task explains it
+    deviation: Deviation | None = None  # the first one, if an output is wrong and a task explains it
     steps: int = 0
 
     @property
@@ -106,7 +106,7 @@ def compare(
     exact: Sequence[np.ndarray],
     inputs: Any,
 ) -> CheckReport:
-    """The report on results that are already there: ours, the framework's, and the exact ones."""
+    """The report on existing results: Tilewright's, the framework's, and the exact ones."""
     if not len(got) == len(own) == len(exact):
         raise ValueError(f"{len(got)} results, the framework has {len(own)}")
     outputs = []
@@ -120,7 +120,7 @@ def compare(
 
 
 def first_deviation(compiled: CompiledModel, inputs: Any) -> Deviation | None:
-    """The first step whose output is wrong for the inputs that it was given."""
+    """The first step whose output is wrong for the inputs that it received."""
     for number, (step, given, output) in enumerate(compiled.executor.trace(compiled._arrays(inputs))):
         deviation = _deviation(compiled, number, step, given, output)
         if deviation is not None:
@@ -141,7 +141,7 @@ def _deviation(
 
 def _bound(compiled: CompiledModel, dtype: str, framework: float) -> float:
     if dtype not in MODEL_BOUNDS:
-        return framework  # of integers and bools: as many wrong ones as the framework has
+        return framework  # for integers and bools: as many wrong ones as the framework has
     if compiled.plan.numerics == "strict" and dtype == "f32":
         return max(2 * framework, STRICT_BOUND)
     return max(MODEL_BOUNDS[dtype], 2 * framework if dtype in ("f16", "bf16") else 0.0)
@@ -179,7 +179,7 @@ def _arrays(value: Any) -> list[np.ndarray]:
 
 
 def _array(leaf: Any) -> np.ndarray:
-    """A tensor of either kind as a dense array; bfloat16, which NumPy lacks, by its bits."""
+    """A tensor of either kind as a contiguous array; bfloat16, which NumPy lacks, by its bits."""
     if isinstance(leaf, np.ndarray):
         return np.ascontiguousarray(leaf)
     import torch

@@ -1,11 +1,11 @@
 """Rounding-error bounds for each element of a contraction, from the task and the numerics alone.
 
-u = 2^-24. A sum of K products of float32, in any order, has |error| <= K u sum_k |a_k b_k|. Kernels come to a small
-part of that, and validation asks for it: (16 + 8 sqrt(K)) u sum |a_k b_k|, where that is less. Certified paired
-products keep within it too, though only 32 K u sum |a_k b_k| is promised of them (`runtime/paired.py`).
+u = 2^-24. A sum of K products of float32, in any order, has |error| <= K u sum_k |a_k b_k|. Kernels stay far below
+that, and validation demands it: (16 + 8 sqrt(K)) u sum |a_k b_k|, if that is less. Certified paired products satisfy
+it too, although they only guarantee 32 K u sum |a_k b_k| (`runtime/paired.py`).
 
-A convolution that may be computed by Winograd's algorithm has |error| <= c u sum_c max_tile |d_c| sum |g_c| alongside
-that: c is that of the largest tile (`runtime/winograd.py`), and a tile may lie anywhere around a result.
+A convolution that may use Winograd's algorithm additionally has |error| <= c u sum_c max_tile |d_c| sum |g_c|, with
+the c of the largest tile (`runtime/winograd.py`); a tile may be anywhere around a result.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ UNIT = 2.0**-24
 CONTRACTIONS = ("matmul", "linear", "conv", "conv_transpose")
 _SUMS = ("sum", "mean")
 SUMMING = (*CONTRACTIONS, *_SUMS)
-_TF32 = 2.0**-9  # of a product of two operands that are each rounded, or cut off, at 10 bits of fraction
-_FEW, _PER_ROOT = 16.0, 8.0  # of K, roundings that add up, and that partly cancel
+_TF32 = 2.0**-9  # for a product of two operands that are each rounded or truncated to 10 fraction bits
+_FEW, _PER_ROOT = 16.0, 8.0  # roundings that add up, and roundings per sqrt(K) that partly cancel
 
 
 def summed_count(node: Node) -> int:
-    """K: how many terms one element of the result is the sum of."""
+    """K: the number of terms in one element of the result."""
     if node.op in _SUMS:
         return max(1, math.prod(node.inputs[0].shape) // max(1, node.type.size))
     return max(1, flops_of(node) // max(1, 2 * node.type.size))
 
 
 def rounding_errors(node: Node, operands: Sequence[np.ndarray], numerics: str) -> np.ndarray | None:
-    """How far each element of a sum may be off that is computed in float32; None for other operators."""
+    """The maximum error of each element of a float32 sum; None for other operators."""
     if node.op not in SUMMING:
         return None
     with np.errstate(all="ignore"):
@@ -51,7 +51,7 @@ def rounding_errors(node: Node, operands: Sequence[np.ndarray], numerics: str) -
         if may_be_rounded(node, numerics):
             errors = errors + _TF32 * sizes
         if node.op in CONTRACTIONS and node.dtype.is_half and any(map(_is_computed, node.inputs[:2])):
-            # A computed operand is rounded to the type of the other before tensor cores multiply them.
+            # A computed operand is rounded to the type of the other one before tensor cores multiply.
             errors = errors + float(ml_dtypes.finfo(node.dtype.numpy).eps) * sizes
     return np.asarray(errors)
 
@@ -63,7 +63,7 @@ def _is_computed(operand: Node) -> bool:
 
 
 def may_be_rounded(node: Node, numerics: str) -> bool:
-    """Whether its operands may be rounded to 10 bits of fraction before they are multiplied."""
+    """Whether its operands may be rounded to 10 fraction bits before they are multiplied."""
     return node.op in CONTRACTIONS and node.dtype is DType.F32 and may_round_to_tf32(numerics)
 
 
@@ -83,7 +83,7 @@ def may_be_transformed(node: Node, numerics: str) -> bool:
 
 
 def _of_tiles(node: Node, data: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """sum over channels of the largest element of any tile that a result may lie in, times the sum of its weights."""
+    """Sum over channels: the largest element of any tile around a result, times the sum of its weights."""
     last = node.attrs["layout"] == "channels_last"
     image, window = (np.abs(data), np.abs(weight)) if last else (np.moveaxis(data, 1, -1), None)
     if window is None:
@@ -98,7 +98,7 @@ def _of_tiles(node: Node, data: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 
 def _largest_in_windows(values: np.ndarray, axis: int, width: int) -> np.ndarray:
-    """Of every `width` elements side by side the largest."""
+    """The maximum over every window of `width` elements."""
     moved, covered = np.moveaxis(values, axis, 0), 1
     while covered < width:
         step = min(covered, width - covered)
@@ -108,7 +108,7 @@ def _largest_in_windows(values: np.ndarray, axis: int, width: int) -> np.ndarray
 
 
 def channel_axes(node: Node) -> tuple[int, int]:
-    """The axes of a sum of products' data and weight along which products are summed."""
+    """The reduction axes of a contraction's data and weight."""
     data, weight = (operand.type.rank for operand in node.inputs[:2])
     if node.op == "conv":
         return (1, 1) if node.attrs["layout"] == "channels_first" else (data - 1, weight - 2)

@@ -1,6 +1,6 @@
 """The build process: turns configs into object code, and tasks into validation inputs.
 
-Whatever a template or LLVM does to it costs one candidate: it may be killed at any moment, and there are several.
+If a template or LLVM crashes it, one candidate is lost: it may be killed at any time, and there are several.
 """
 
 from __future__ import annotations
@@ -26,15 +26,13 @@ from tilewright.space.candidates import Candidates
 from tilewright.space.space import Config
 
 _KEPT_JOBS = 16
-_COLLECTED = (
-    8  # builds, after which their garbage is looked for: as it comes, it would take a tenth of the time
-)
-# Raised before any code is generated: the config is at fault, and not what is made of it.
+_COLLECTED = 8  # builds between garbage collections: collecting continuously would take a tenth of the time
+# Raised before any code is generated: the config is at fault, not the generated code.
 _ILLEGAL = (SpaceError, ScheduleError, VerificationError)
 
 
 class Build(msgspec.Struct, frozen=True, tag=True):
-    """Make the object code of a config. `modules` are imported first: those that register templates or rules."""
+    """Build the object code of a config. `modules`, which register templates or rules, are imported first."""
 
     job: TaskJob
     config: Config
@@ -42,14 +40,14 @@ class Build(msgspec.Struct, frozen=True, tag=True):
 
 
 class MakeValidation(msgspec.Struct, frozen=True, tag=True):
-    """Write a task's validation into the file whose descriptor comes with this."""
+    """Write a task's validation into the file whose descriptor comes with this message."""
 
     job: TaskJob
     seed: int
 
 
 class Made(msgspec.Struct, frozen=True, tag=True):
-    """Object code, and the seconds that it took to make."""
+    """Object code, and the seconds that the build took."""
 
     built: Built
     seconds: float
@@ -78,7 +76,7 @@ def serve(channel: Channel) -> None:
 
 
 class BuildServer:
-    """Answers one request after the other, and remembers what its tasks could be computed by."""
+    """Answers requests in sequence, and caches the candidates of its tasks."""
 
     def __init__(self) -> None:
         self._candidates: OrderedDict[TaskJob, Candidates] = OrderedDict()
@@ -92,7 +90,7 @@ class BuildServer:
             return Failed("memory", "it ran out of memory")
         except OSError as error:
             return Failed("disk" if isinstance(request, MakeValidation) else "build", str(error))
-        except Exception as error:  # a template's, or the code generator's: this candidate's result
+        except Exception as error:  # from a template or the code generator: the candidate's result
             kind = "illegal" if isinstance(error, _ILLEGAL) else "build"
             return Failed(kind, f"{type(error).__name__}: {error}")
 

@@ -1,9 +1,9 @@
 """Measures this machine's peak arithmetic and memory rates, through Tilewright's own code generator and threads.
 
-The peak is a loop of independent FMAs on registers. Bandwidth is a sum over (reads) and a copy of (reads and
-writes) arrays. How large the caches are, waiting shows: each line of an array says which one is read next, in an order
-that nobody can foresee. Over growing arrays the wait for a line goes up in steps, threefold and more, where the bytes a
-second of a plain loop hardly change from L2 to the third.
+The peak is measured by a loop of independent FMAs on registers, and bandwidth by summing (reads) and copying (reads
+and writes) arrays. Cache sizes are measured by latency: each line of an array contains the index of the next one to
+read, in random order. Over growing arrays the latency rises in steps, by a factor of three and more, while the
+bandwidth of a plain loop hardly changes between L2 and L3.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ from tilewright.measure.calibration import (
 from tilewright.measure.single import SingleKernel
 from tilewright.runtime.executor import aligned_empty
 
-_ACCUMULATORS = 12  # two ports, four or five cycles each, and some to spare; fits sixteen registers
-# A call takes milliseconds: starting and joining threads takes tens of microseconds, and is not what is measured.
+_ACCUMULATORS = 12  # two ports with a latency of four or five cycles, and a margin; fits sixteen registers
+# A call takes milliseconds, because starting and joining threads takes tens of microseconds.
 _STEPS = 2_000_000
 _ARRAY_BYTES = 256 << 20
 
-_READ_AT_ONCE = 8  # vectors, each into a register of its own
-_READ_BYTES = 256 << 20  # by one call, however small the array: milliseconds again
+_READ_AT_ONCE = 8  # vectors, each into its own register
+_READ_BYTES = 256 << 20  # per call, whatever the array's size: milliseconds again
 _SMALLEST_ARRAY = 8 << 10
 _LARGEST_FIRST = 256 << 10  # bytes: no L1 is larger
-_PASSES = 4  # over all sizes: the fastest counts, others were disturbed
+_PASSES = 4  # over all sizes: the fastest counts
 MIN_SHARE = 0.9  # of the processor
 
-_POSITION = 8  # bytes of the number of the next place, in each line
-_FOLLOWED = 1 << 18  # places, by one call: half a millisecond and more
+_POSITION = 8  # bytes of the index of the next line
+_FOLLOWED = 1 << 18  # lines followed per call: half a millisecond or more
 _HUGE_PAGE = 2 << 20
-_CLEAR_STEP = 1.5  # a smaller change of the wait says nothing about a capacity
-_AGREEMENT = 1.5  # sizes grow by sqrt(2): closer than this, the system's word is the better figure
+_CLEAR_STEP = 1.5  # a smaller change in latency says nothing about a capacity
+_AGREEMENT = 1.5  # sizes grow by sqrt(2): within this factor, the system's value is more accurate
 
 
 def calibrate(machine: CpuMachine) -> Calibration:
-    """Measure, which takes a quarter of a minute, and keep the result, unless other work was running: what is kept
-    counts for a long time. What was just ending when this began is gone when it is tried again."""
+    """Measure, which takes about 15 seconds, and store the result unless the machine was busy, because stored results
+    are used for a long time. It retries once, in case other work was just ending."""
     result = _measured(machine)
     if result.share < MIN_SHARE:
         result = max(result, _measured(machine), key=lambda each: each.share)
@@ -71,8 +71,7 @@ def _measured(machine: CpuMachine) -> Calibration:
 
 
 def share_of_processor(machine: CpuMachine) -> float:
-    """How much of what this process may have of all cores comes to threads that never rest: less than 1 where others
-    want them too."""
+    """The share of this process's CPU time that busy threads actually get: less than 1 if others compete."""
     kernel, operands, _ = peak_kernel(machine, machine.cores)
     kernel(operands)
     begin, used = time.perf_counter(), time.process_time()
@@ -82,7 +81,7 @@ def share_of_processor(machine: CpuMachine) -> float:
 
 
 def speeds(machine: CpuMachine, capacities: Capacities, threads: int) -> Speeds:
-    """Each thread reads an array of its own; that of a shared level is divided among them."""
+    """Each thread reads its own array; that of a shared level is divided among them."""
     l2, l3 = capacities.l2, capacities.l3 or capacities.l2
     sizes = [
         capacities.l1 // 2,
@@ -103,7 +102,7 @@ def _between(smaller: int, larger: int) -> int:
 
 
 def peak_flops(machine: CpuMachine, threads: int) -> float:
-    """fp32 operations per second of plain FMAs, on all `threads`."""
+    """fp32 operations per second of plain FMAs on all `threads`."""
     kernel, operands, operations = peak_kernel(machine, threads)
     return operations / kernel.seconds(operands)
 
@@ -137,13 +136,13 @@ def fma_program(lanes: int, iterations: int, steps: int) -> Program:
 
 
 def bandwidths(machine: CpuMachine, threads: int) -> tuple[float, float]:
-    """(read, copy) bytes per second larger than the last-level cache."""
+    """(read, copy) bytes per second for arrays larger than the last-level cache."""
     (reading, array), (copying, _) = read_kernel(machine, threads), copy_kernel(machine, threads)
     return array.nbytes / reading.seconds([array]), 2 * array.nbytes / copying.seconds([array])
 
 
 def read_kernel(machine: CpuMachine, threads: int) -> tuple[SingleKernel, np.ndarray]:
-    """Sums over the rows of a large array, and the array: each call reads it once."""
+    """A kernel that sums the rows of a large array, and the array: each call reads it once."""
     x = _large_tensor()
     (axis,) = te.reduce_axes([x.shape[1]])
     total = te.compute("total", x.shape[:1], DType.F32, lambda i: te.reduce_over("sum", x[i, axis], [axis]))
@@ -151,7 +150,7 @@ def read_kernel(machine: CpuMachine, threads: int) -> tuple[SingleKernel, np.nda
 
 
 def copy_kernel(machine: CpuMachine, threads: int) -> tuple[SingleKernel, np.ndarray]:
-    """A copy of a large array, and the array: each call reads as many bytes as it writes."""
+    """A kernel that copies a large array, and the array: each call reads as many bytes as it writes."""
     x = _large_tensor()
     copy = te.compute("copy", x.shape, DType.F32, lambda i, j: x[i, j])
     return _of_large_array(machine, threads, copy, x)
@@ -173,31 +172,31 @@ def _of_large_array(
 
 
 def measured_capacities(machine: CpuMachine) -> Capacities:
-    """How large the caches are for one thread."""
+    """The usable cache sizes of one thread."""
     sizes = _growing_sizes(machine.caches, machine.line_bytes)
     return believed(machine.caches, sizes, waits(machine, sizes))
 
 
 def _growing_sizes(caches: Caches, line: int) -> list[int]:
-    """Whole lines, from what every first level holds to well beyond the last, growing by about sqrt(2)."""
+    """Whole lines, from what every L1 holds to well beyond the last level, growing by about sqrt(2)."""
     largest = min(max(4 * caches.last, 64 << 20), _ARRAY_BYTES)
     steps = math.floor(2 * math.log2(largest / _SMALLEST_ARRAY))
     return [line * round(_SMALLEST_ARRAY / line * 2 ** (step / 2)) for step in range(steps + 1)]
 
 
 def believed(caches: Caches, sizes: Sequence[int], waits: Sequence[float]) -> Capacities:
-    """What the system says of the caches where the waits for lines of arrays of these sizes go up near it, or say
-    nothing; otherwise what they show."""
+    """The system's cache sizes if the measured latencies rise near them, or show nothing; otherwise the measured
+    sizes."""
     said = [caches.l1, caches.l2] + ([caches.l3] if caches.l3 else [])
     logs = never_falling(np.log(np.asarray(waits, np.float64)))
     near: list[int | None] = []
     for size in said:
         cut = _rise_near(size, sizes, logs)
-        near.append(None if cut in near else cut)  # a step is the end of one level
+        near.append(None if cut in near else cut)  # a step belongs to one level only
     result: list[int] = []
     for stated, found, (shown, ratio) in zip(said, near, steps_up(sizes, logs, near), strict=True):
         agree = found is not None or max(stated, shown) < _AGREEMENT * min(stated, shown)
-        # Up to twice the level before, it is the end of that one that they show.
+        # A step below twice the previous level belongs to that level.
         silent = ratio < _CLEAR_STEP or (bool(result) and not _rises_beyond(2 * result[-1], sizes, logs))
         size = stated if agree or silent else shown
         result.append(max([size, *result]))
@@ -205,8 +204,8 @@ def believed(caches: Caches, sizes: Sequence[int], waits: Sequence[float]) -> Ca
 
 
 def _rise_near(stated: int, sizes: Sequence[int], logs: np.ndarray) -> int | None:
-    """Before which of the sizes the waits go up, if it is near the stated one: from a quarter of it to four times as
-    much they rise clearly, and are half way up about there."""
+    """The index of the size before which the latency rises, if near the stated size: between a quarter and four times
+    it, the latency rises clearly and is half way up about there."""
     positions = np.log(np.asarray(sizes, np.float64))
     below, above = np.interp(np.log([stated / 4, stated * 4]), positions, logs)
     if above - below < math.log(_CLEAR_STEP):
@@ -223,9 +222,8 @@ def _rises_beyond(size: int, sizes: Sequence[int], logs: np.ndarray) -> bool:
 
 
 def steps_up(sizes: Sequence[int], logs: np.ndarray, known: Sequence[int | None]) -> list[tuple[int, float]]:
-    """Where waits go up, as (size, by which factor), from their logarithms: a step before each size that is `known` by
-    its number, and of the others those between plateaus that fit best, by the squares of the differences. The size is
-    the middle of the last before and the first after."""
+    """Steps of the latency as (size, factor), from log latencies: a step before each `known` index, and the others
+    where plateaus fit best by least squares. The size is the midpoint between neighbours."""
     sums, squares = (np.concatenate([[0.0], np.cumsum(values)]) for values in (logs, logs**2))
 
     def spread(first: int, last: int) -> float:
@@ -249,8 +247,7 @@ def steps_up(sizes: Sequence[int], logs: np.ndarray, known: Sequence[int | None]
 
 
 def never_falling(values: np.ndarray) -> np.ndarray:
-    """The nearest sequence that never falls: a larger array is not waited for less, and one that seems so was lucky, or
-    the one before it disturbed."""
+    """The nearest non-decreasing sequence, because a larger array cannot have a lower latency."""
     blocks: list[tuple[float, int]] = []  # mean, count
     for value in values:
         mean, count = float(value), 1
@@ -262,7 +259,7 @@ def never_falling(values: np.ndarray) -> np.ndarray:
 
 
 def waits(machine: CpuMachine, sizes: Sequence[int]) -> list[float]:
-    """Seconds from one line to the next that it names, all lines of the first so many bytes of an array in turn."""
+    """Seconds per line when following the chain through all lines of the first bytes of an array, for each size."""
     memory = aligned_empty(max(sizes) + _HUGE_PAGE)
     begin = -memory.ctypes.data % _HUGE_PAGE
     chain = memory[begin : begin + max(sizes)].view(np.int64)
@@ -283,14 +280,14 @@ def waits(machine: CpuMachine, sizes: Sequence[int]) -> list[float]:
             order = random.permutation(size // machine.line_bytes) * (machine.line_bytes // _POSITION)
             chain[order] = np.roll(order, -1)
             position[:] = order[0]
-            for _ in range(-(-order.size // _FOLLOWED)):  # all of it once, so that it lies where it will
+            for _ in range(-(-order.size // _FOLLOWED)):  # all of it once, to warm the cache
                 follow()
             least[number] = min(least[number], follow() / _FOLLOWED)
     return least
 
 
 def follow_program(positions: int, steps: int) -> Program:
-    """for k < steps: at = chain[at], from the given place to the one that is reached."""
+    """for k < steps: at = chain[at], from the given index to the final one."""
     chain, start = Buffer("chain", DType.I64, positions), Buffer("start", DType.I64, 1)
     end, at = Buffer("end", DType.I64, 1), Buffer("at", DType.I64, 1, Scope.REGISTER)
     first = te.const(0, DType.I64)
@@ -304,7 +301,7 @@ def follow_program(positions: int, steps: int) -> Program:
 
 
 def _read_speeds(machine: CpuMachine, sizes: Sequence[int], threads: int) -> list[float]:
-    """Bytes per second of all threads while each reads an array of its own of about each size, again and again."""
+    """Bytes per second of all threads while each repeatedly reads its own array of about each size."""
     block_bytes = machine.vector_bytes * _READ_AT_ONCE
     kernels = []
     for size in sizes:

@@ -1,8 +1,8 @@
-"""What a machine can do at most, as a record: measured by `calibrate.py` while nothing else ran, and kept; nominal
-until then.
+"""The calibration record of a machine: its maximum rates, measured by `calibrate.py` on an idle machine and stored;
+nominal until then.
 
-One JSON file per machine description under `calibration/` of the cache folder. What cannot be read, is of another
-version or makes no sense counts as absent, and is measured again when somebody asks for a measurement.
+One JSON file per machine description is under `calibration/` in the cache folder. A file that is unreadable, of
+another version or implausible counts as absent.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ from tilewright.dtypes import DType
 from tilewright.hw import CpuMachine, Machine
 from tilewright.support.fingerprint import fingerprint
 
-VERSION = 3  # of the record, and of the way in which it is measured
+VERSION = 3  # of the record and of the measuring method
 
-_MEMORY_BANDWIDTH = 10e9  # of one core, where nobody has measured it
-_CORES_FILL_MEMORY = 4  # more cores get no more out of memory
+_MEMORY_BANDWIDTH = 10e9  # of one core, if not measured
+_CORES_FILL_MEMORY = 4  # cores that saturate memory
 
 
 class Speeds(msgspec.Struct, frozen=True):
-    """Of all `threads` together: fp32 operations a second (a FMA counts two), and bytes a second read from
-    each level of memory while all data lies there; `copy`: read and written bytes together, larger than the last-level
-    cache."""
+    """Rates of all `threads` together: fp32 operations per second (an FMA counts as two), and bytes per second read
+    from each level of memory; `copy`: read plus written bytes, for arrays larger than the last-level cache."""
 
     threads: int
     flops: float
@@ -47,7 +46,7 @@ class Speeds(msgspec.Struct, frozen=True):
 
 
 class Capacities(msgspec.Struct, frozen=True):
-    """Bytes that one thread can use of each level before it reads from the next; `l3` is 0 where there is none."""
+    """Bytes of each level that one thread can use; `l3` is 0 if there is none."""
 
     l1: int
     l2: int
@@ -56,12 +55,12 @@ class Capacities(msgspec.Struct, frozen=True):
 
 class Calibration(msgspec.Struct, frozen=True):
     version: int
-    machine: str  # `machine_key` of what it is about
+    machine: str  # the `machine_key` of its machine
     measured: bool
     capacities: Capacities
     one: Speeds
     all: Speeds
-    share: float = 1.0  # of the processor that came to this while it was measured
+    share: float = 1.0  # of the processor that was available while measuring
 
     @property
     def sensible(self) -> bool:
@@ -71,12 +70,12 @@ class Calibration(msgspec.Struct, frozen=True):
 
 
 def calibration_for(machine: CpuMachine) -> Calibration:
-    """The figures that are kept of a machine; nominal ones where there are none. Measures nothing."""
+    """The stored calibration of a machine, or nominal rates. Measures nothing."""
     return stored(machine) or nominal(machine)
 
 
 def nominal(machine: CpuMachine) -> Calibration:
-    """What a machine like that should be able to do."""
+    """The expected rates of such a machine."""
     caches = machine.caches
     core = machine.throughput
     flops = core.hertz * machine.lanes(DType.F32) * core.fmas * (2 if machine.has_fma else 1)
@@ -98,7 +97,7 @@ def nominal(machine: CpuMachine) -> Calibration:
 
 
 def machine_key(machine: Machine) -> str:
-    """Of a machine of any kind, calibrated or not."""
+    """The key of a machine of any kind, calibrated or not."""
     return fingerprint("machine", asdict(machine))  # type: ignore[call-overload]
 
 
@@ -125,7 +124,7 @@ def keep(machine: CpuMachine, calibration: Calibration) -> None:
 
 
 def kept_at(key: str, kind: type[_Record]) -> _Record | None:
-    """The record of that key; None where there is none that can be read."""
+    """The record of that key; None if there is none, or it is unreadable."""
     try:
         return msgspec.json.decode(_file(key).read_bytes(), type=kind)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
@@ -133,7 +132,7 @@ def kept_at(key: str, kind: type[_Record]) -> _Record | None:
 
 
 def keep_at(key: str, record: msgspec.Struct) -> None:
-    """Written aside and renamed, so that a reader sees all of it or none. That it cannot be kept is no failure."""
+    """Write the file atomically. A failure to store it is ignored."""
     path = _file(key)
     temporary: str | None = None
     try:

@@ -1,7 +1,7 @@
 """The share of register tiles of a paired GEMM that took the paired path, on the inputs its kernel was given.
 
-A kernel decides tile by tile (`runtime/paired.py`) and keeps no count. Its decision follows from the norms of rows and
-the ratios that are stored behind the packed weight, so it is made again here.
+A kernel decides for each tile (`runtime/paired.py`) and does not count. The decision follows from the norms of rows
+and the ratios stored after the packed weight, so it is recomputed here.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _ROWS = re.compile(r"^paired: rows=(\d+)\b")
 def certified_share(
     info: TaskInfo, graph: Graph, arrays: Sequence[np.ndarray], stored: Sequence[np.ndarray]
 ) -> float | None:
-    """Of a task's tiles the share in pairs; None where it is no paired product. `arrays`: its inputs as the graph has
-    them; `stored`: as the kernel has."""
+    """The share of a task's tiles on the paired path; None if it is not a paired product. `arrays`: its inputs in the
+    graph's layout; `stored`: in the kernel's."""
     rows = _ROWS.match(info.program)
     sums = [node for node in graph.nodes() if node.op in CONTRACTIONS]
     weights = [
@@ -45,10 +45,10 @@ def certified_share(
 
 
 def _row_ratios(node: Node, graph: Graph, arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Of each row of the result, pixel by pixel for a convolution."""
+    """The ratio of each row of the result; for a convolution, of each pixel."""
     (data,) = evaluate(Graph(graph.inputs, (node.inputs[0],)), arrays, precise=True)
     weight = node.inputs[1].shape
-    ones = np.ones((*weight[:-1], 1))  # one column that adds up a row
+    ones = np.ones((*weight[:-1], 1))  # one column that sums a row
     oracle = op_of(node.op).oracle
     with np.errstate(all="ignore"):
         means = [
@@ -58,7 +58,7 @@ def _row_ratios(node: Node, graph: Graph, arrays: Sequence[np.ndarray]) -> np.nd
 
 
 def _demanded(packing: Packing, transform: PairedWeights, packed: np.ndarray) -> np.ndarray:
-    """Of each panel the largest ratio that one of its columns wants."""
+    """The largest ratio that a column of each panel requires."""
     ratios = transform.ratios(packed[packing.begin_of(transform) :], packing.shape)
     (columns,) = (axis for axis in range(len(packing.shape)) if axis not in transform.axes)
     lanes = packing.blocks[columns]

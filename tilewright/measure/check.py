@@ -16,8 +16,8 @@ from tilewright.runtime.plan import TaskInfo
 
 
 def relative_error(result: np.ndarray, reference: np.ndarray) -> float:
-    """Relative L2 error. NaN and infinity must stand in the same places, else the error is infinite; they are left out
-    of the norm. Of integers and bools, the share of elements that differ."""
+    """The relative L2 error. NaN and infinity must match, otherwise the error is infinite; they are excluded from the
+    norm. For integers and bools, the share of elements that differ."""
     result, reference = np.asarray(result), np.asarray(reference)
     if result.size == 0:
         return 0.0
@@ -43,12 +43,12 @@ def _parsed(text: str) -> Graph:
 
 
 def kernel_error(info: TaskInfo, inputs: Sequence[np.ndarray], output: np.ndarray) -> float:
-    """The relative error of a task's result on the inputs that it was given, packed ones included."""
+    """The relative error of a task's result for the inputs that it received, including packed ones."""
     return checked_kernel(info, inputs, output).error
 
 
 def checked_kernel(info: TaskInfo, inputs: Sequence[np.ndarray], output: np.ndarray) -> Checked:
-    """What `explain` shows of a kernel: its error, and of a paired product how much was certified."""
+    """What `explain` shows: a kernel's error and, for a paired product, its certified share."""
     graph = _parsed(info.text)
     packings = (*info.packings, *[None] * (len(inputs) - len(info.packings)))
     arrays = [

@@ -1,13 +1,12 @@
 """Validation and timing on a CPU: object code is loaded, validated, and run alone.
 
-A kernel runs first on guarded memory: every buffer lies between canaries, inputs must be what they were
-afterwards, the output is filled with NaN before, and so are the stacks that hold scratch memory. It runs on the number
-of threads that it is timed with, and on another, from addresses that are not aligned, and between pages that nobody may
-touch: all must give the same bits.
-Only then it is timed, on the ordinary inputs of the validation.
+A kernel first runs on guarded memory: every buffer lies between canaries, inputs must be unchanged afterwards, and
+the output and the stacks with scratch memory are filled with NaN before. It runs with the number of threads that it
+is timed with, with another number, from unaligned addresses, and between guard pages: all runs must give the same
+bits. Only then is it timed, on the validation's ordinary inputs.
 
-A reference kernel, always the same, is timed between stretches of calls: where it has become slower, the machine has,
-and the stretch does not count. How a kernel is called, `kernels.py` says.
+A fixed reference kernel is timed between series of calls: if it has become slower, so has the machine, and the series
+does not count. `kernels.py` defines how a kernel is called.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from tilewright.measure.single import Built
 from tilewright.measure.timing import HEARTBEAT_SECONDS, RACE_ROUNDS, LoadTask, SendHeartbeat, Timed, Times
 from tilewright.measure.validation import Validation
 
-# Rounds of successive halving of a race of many: until which share of the time those run that take at most so many
-# times the best's time.
+# Rounds of successive halving: the share of the time at which each round ends, and the factor of the best time within
+# which kernels continue.
 _HALVING_ROUNDS = ((0.25, math.inf), (0.55, 1.6), (0.8, 1.3), (1.0, 1.12))
 _MIN_IN_ROUND = 30
-_ROUND_CALLS = 8  # in a turn; the first, which does not count, finds nothing in L1
-_QUICK_ROUNDS, _QUICK_CALLS = 4, 5  # at most; in a turn
-_CLOSE, _FAR = 1.1, 1.6  # times as slow as the kernel alongside it: what is between these is looked at again
+_ROUND_CALLS = 8  # per turn; the first one, which does not count, warms L1
+_QUICK_ROUNDS, _QUICK_CALLS = 4, 5  # maximum rounds; calls per turn
+_CLOSE, _FAR = 1.1, 1.6  # slowdown against the reference candidate between which a kernel is timed again
 
 
 @lru_cache(maxsize=1)
@@ -43,7 +42,7 @@ def _blocks() -> BlockPool:
 
 
 class CpuTimer:
-    """A task, and the kernels for it that were checked."""
+    """A task and its validated kernels."""
 
     def __init__(self, task: LoadTask, validation: Validation, heartbeat: SendHeartbeat) -> None:
         blocks = _blocks()
@@ -51,7 +50,7 @@ class CpuTimer:
         self._drift = drift_monitor(task.machine, task.threads)
         self._kernels: dict[int, TimedKernel] = {}
         self._rounds = Rounds(blocks)
-        self._shared: dict[Layout, Rounds] = {}  # of kernels that alternate
+        self._shared: dict[Layout, Rounds] = {}  # for kernels that are interleaved
 
     def check(self, number: int, built: Built, keep: Sequence[int]) -> float:
         for other in [other for other in self._kernels if other not in keep]:
@@ -82,7 +81,9 @@ class CpuTimer:
     def race(self, numbers: Sequence[int], seconds: float) -> tuple[tuple[float, ...], ...]:
         kernels = [self._kernels[number] for number in numbers]
         self._heartbeat(False)
-        for kernel in kernels:  # each has its own: what one has just read is in a cache
+        for (
+            kernel
+        ) in kernels:  # each has its own memory, because data that another kernel has just read is in a cache
             kernel.prepare(None)
         every: list[list[float]] = [[] for _ in kernels]
         steady: list[list[float]] = [[] for _ in kernels]
@@ -101,8 +102,8 @@ class CpuTimer:
         return tuple(map(tuple, steady if at_rest else every))
 
     def successive_halving(self, numbers: Sequence[int], seconds: float) -> tuple[tuple[float, ...], ...]:
-        """Each kernel takes the turn of a round that the one before it, of the same layout, has left: what goes round
-        is in no cache, and there is memory for one round of each layout."""
+        """Interleave many kernels. Kernels of one layout take turns on one set of buffers, which together exceed the
+        caches; there is memory for one set per layout."""
         self._heartbeat(False)
         for number in numbers:
             self._prepare_shared(self._kernels[number])
@@ -124,7 +125,7 @@ class CpuTimer:
         return tuple(tuple(times[number]) for number in numbers)
 
     def quick_timing(self, built: Built, compared_to: int) -> float:
-        """In units of the time of the kernel `compared_to`, by the fastest calls of both."""
+        """The time relative to the kernel `compared_to`, by the fastest calls of both."""
         self._heartbeat(False)
         checked = self._kernels[compared_to]
         kernel = TimedKernel(built, self._task, self._validation.ordinary, self._blocks, self._drift)
@@ -145,7 +146,7 @@ class CpuTimer:
 
 
 def _near(times: Mapping[int, Sequence[float]], running: Sequence[int], near: float) -> list[int]:
-    """Of those running the ones that take at most `near` times the best's time, and not too few."""
+    """The running kernels within `near` times the best time, and at least a minimum number."""
     if not all(times[number] for number in running):
         return list(running)
     seconds = {number: undisturbed(times[number]) for number in running}
@@ -159,5 +160,5 @@ def _near(times: Mapping[int, Sequence[float]], running: Sequence[int], near: fl
 
 
 def undisturbed(times: Sequence[float]) -> float:
-    """What a call takes while nobody else is on the machine, of which only some calls can be sure."""
+    """The time of an undisturbed call, estimated from calls of which only some are undisturbed."""
     return float(np.quantile(times, 0.1))

@@ -1,12 +1,12 @@
-"""Error bounds for each element of an answer.
+"""Error bounds for each element of a reference result.
 
-That depends on the task: a sum that cancels has lost digits before anybody rounds it. So the oracle answers twice, the
-second time with each value that it computes changed by a known small amount, in single precision. Where that changes an
-element, so may a kernel's own rounding, in proportion; where it makes it another kind of thing altogether (a number
-that is rounded the other way, an intermediate overflow) there is nothing to compare.
+The bound depends on the task: a sum that cancels loses digits whatever the rounding. So the oracle runs twice, the
+second time with each computed value perturbed by a known small amount, in single precision. If that changes an
+element, a kernel's own rounding may change it in proportion; if it changes the element qualitatively (a number that
+rounds the other way, an intermediate overflow), the element is not compared.
 
-With strict numerics what lies between two operators is rounded to 16 bits, by the oracle too. That is no error but part
-of the answer: the second time the same amounts are added.
+With strict numerics, values between operators are rounded to 16 bits, by the oracle too. That is part of the
+reference, not an error: the second run adds the same amounts.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ from tilewright.graph.op import op_of
 from tilewright.graph.oracle import evaluate_node
 from tilewright.measure.bounds import SUMMING
 
-_CHANGE = 2.0**-12  # of every value: far above rounding, and still the same function
-_SIGNS = 8191  # a prime: the pattern of signs falls differently on every row
-# Times its own and the typical size: what moves so fast has gone over an edge. Weights move as fast as scores are
-# large, and what is relative to a mean as fast as that is far from zero.
+_CHANGE = 2.0**-12  # relative perturbation: far above rounding, and still the same function
+_SIGNS = 8191  # a prime: the pattern of signs differs for every row
+# Factor of an element's own size and of the typical size: a larger change means a discontinuity. Weights change in
+# proportion to the scores, and values relative to a mean in proportion to its distance from zero.
 _JUMP, _JUMP_OF_WEIGHTS, _JUMP_OF_DISTANCES = 16.0, 1024.0, 32768.0
-_NEAR = 32  # elements to each side, the most sensitive of which counts: one may be steady by accident
+_NEAR = (
+    32  # neighbours on each side whose maximum sensitivity counts, because one may be insensitive by accident
+)
 
 
 def rounded_nodes(graph: Graph, numerics: str) -> frozenset[Node]:
-    """Those between two operators whose results every kernel rounds to 16 bits."""
+    """The nodes between operators whose results every kernel rounds to 16 bits."""
     if numerics != "strict":
         return frozenset()
     given = {*graph.outputs, *graph.inputs}
@@ -50,9 +52,9 @@ def changed_answer(
     rounded: Collection[Node] = (),
     errors: Errors | None = None,
 ) -> np.ndarray:
-    """The answer where every float, inputs and intermediate results alike, is a little larger or smaller, and held in
-    single precision as a kernel holds it. `errors`: of some nodes, given their operands, by how much in units of that
-    change, alongside what the errors of earlier sums make of it; of others it says nothing."""
+    """The result with every float, inputs and intermediate values alike, perturbed and held in single precision, like
+    a kernel's. `errors`: for some nodes, given their operands, the error in units of the perturbation, in addition to
+    the propagated errors of earlier sums; None for others."""
     rng = np.random.default_rng(len(inputs))
     factors = 1.0 + _CHANGE * (2.0 * rng.integers(0, 2, _SIGNS) - 1.0)
 
@@ -69,9 +71,7 @@ def changed_answer(
     }
     unchanged = _unchanged(graph, inputs, rounded, errors is not None)
     feeding = {node for total in graph.nodes() if total.op in SUMMING for node in toposort(total.inputs)}
-    drifted: dict[
-        Node, np.ndarray
-    ] = {}  # what later sums are of: with the errors of earlier ones, and nothing else
+    drifted: dict[Node, np.ndarray] = {}  # operands of later sums: with the errors of earlier ones only
     for node in graph.nodes():
         if node.is_input:
             continue
@@ -105,7 +105,7 @@ def changed_answer(
 
 
 def _carried(node: Node, exact: Sequence[np.ndarray], off: Sequence[np.ndarray]) -> np.ndarray:
-    """By how much a sum is off at most where its operands are: none of their errors cancels another."""
+    """The maximum error of a sum from the errors of its operands, without cancellation."""
     oracle = op_of(node.op).oracle
     sizes = [np.abs(operand) for operand in exact]
     larger = [size + np.abs(moved - operand) for size, moved, operand in zip(sizes, off, exact, strict=True)]
@@ -114,7 +114,7 @@ def _carried(node: Node, exact: Sequence[np.ndarray], off: Sequence[np.ndarray])
 
 
 class _Value(NamedTuple):
-    """What the oracle has for a node, and what those that read it are given."""
+    """The oracle's value of a node, and what its readers receive."""
 
     exact: np.ndarray
     held: np.ndarray
@@ -127,7 +127,7 @@ class _Value(NamedTuple):
 def _unchanged(
     graph: Graph, inputs: Sequence[np.ndarray], rounded: Collection[Node], wanted: bool
 ) -> dict[Node, _Value]:
-    """The value of every node; of none where nobody asks."""
+    """The value of every node; of none if `wanted` is empty."""
     if not wanted and not rounded and not any(node.op in _UNSTEADY for node in graph.nodes()):
         return {}
     found = {
@@ -147,8 +147,8 @@ def _unchanged(
     return found
 
 
-# What an operator that weighs makes of changes of its scores, in units of the change. Two scores that change alike
-# leave the weights as they are, by an accident that rounding does not have: so these are added up instead of tried.
+# The effect of perturbed scores on a weighting operator, in units of the perturbation. Equal changes of two scores
+# leave the weights unchanged, an accident that rounding does not have, so the effects are added instead of tried.
 
 
 def _of_weights(
@@ -167,8 +167,8 @@ def _of_weights(
 def _of_attention(
     node: Node, exact: Sequence[np.ndarray], changed: Sequence[np.ndarray], result: np.ndarray
 ) -> np.ndarray:
-    """The size of what a score is the sum of, times how far apart the values are that it weighs. Both are themselves
-    means with the same weights."""
+    """The magnitude of a score's terms, times the spread of the weighted values. Both are means with the same
+    weights."""
     query, key, value, *mask = exact
     oracle = op_of(node.op).oracle
     with np.errstate(all="ignore"):
@@ -184,11 +184,11 @@ _UNSTEADY: dict[str, Callable[..., np.ndarray]] = {
     "log_softmax": _of_weights,
     "attention": _of_attention,
 }
-RELATIVE = {"layer_norm", "group_norm"}  # to a mean
+RELATIVE = {"layer_norm", "group_norm"}  # relative to a mean
 
 
 def typical_size(answer: np.ndarray, axis: int | None) -> np.ndarray:
-    """The size of a typical element, for each one: of all, or of those in the same place of an axis."""
+    """The typical magnitude for each element: over all elements, or over those at the same index of an axis."""
     if not answer.size or answer.dtype.kind != "f":
         return np.zeros(answer.shape)
     with np.errstate(all="ignore"):
@@ -208,11 +208,11 @@ def allowed_errors(
     *,
     alone: bool = False,
 ) -> np.ndarray:
-    """How far each element may be off, as float32; 0 for one that is no number and must be the same. `alone`: the
-    change of each is that of its own bound, and says nothing of its neighbours."""
+    """The allowed error of each element, as float32; 0 for a NaN or infinity, which must match. `alone`: each
+    element's change belongs to its own bound and says nothing about its neighbours."""
     if not dtype.is_float:
         moved = np.abs(answer.astype(np.float64) - changed)
-        steps = 1 if dtype.is_integer else 0  # by which a rounding may turn out differently
+        steps = 1 if dtype.is_integer else 0  # steps by which a rounding may differ
         return np.where(moved > steps, np.inf, moved).astype(np.float32)
     operators = {node.op for node in graph.nodes()}
     jump = (
@@ -242,7 +242,7 @@ def allowed_errors(
 def _largest_nearby(values: np.ndarray) -> np.ndarray:
     result = values.copy()
     distance = 1
-    while distance < min(_NEAR, result.size):  # twice as far with each step
+    while distance < min(_NEAR, result.size):  # the distance doubles with each step
         before = result.copy()
         np.maximum(result[distance:], before[:-distance], out=result[distance:])
         np.maximum(result[:-distance], before[distance:], out=result[:-distance])

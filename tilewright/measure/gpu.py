@@ -1,4 +1,4 @@
-"""One program on a GPU by itself: run on arrays of the host, and timed."""
+"""Run one program on a GPU with arrays of the host, and time it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilewright.runtime.cuda.device import Device
 
 
 class GpuProgram:
-    """A program with memory of its own on a card, for its inputs and its output."""
+    """A program with its own GPU memory for inputs and output."""
 
     def __init__(
         self, program: Program | GpuSource, machine: GpuMachine, device: Device, *, numerics: str = "fast"
@@ -35,7 +35,7 @@ class GpuProgram:
             self._device.upload(address, dense.ctypes.data, dense.nbytes)
 
     def run(self, inputs: Sequence[np.ndarray]) -> np.ndarray:
-        """The flat output; bytes that nobody writes are 0xFF, NaN in every type of float."""
+        """The flat output; unwritten bytes are 0xFF, which is NaN in every float type."""
         self.upload(inputs)
         output = self._params[-1]
         result = np.empty(output.size, output.dtype.numpy)

@@ -1,8 +1,8 @@
 """A GPU's measured rates, kept with those of CPUs: copy bandwidth, and tensor-core throughput through `mma.sync`.
 
-The analytical model's constants hold for the card that it was fitted on; what another one differs by from its data
-sheet is what these two figures say. `rated` is the card with rates to match. They rank configs, and are no part of what
-the card is: what is remembered of it holds whether it was measured or not.
+The analytical model's constants hold for the GPU that it was fitted on; these two rates say how another GPU differs
+from its data sheet. `rated` returns the GPU with adjusted rates. They only rank configs and are not part of the GPU's
+identity, so records stay valid whether it was calibrated or not.
 """
 
 from __future__ import annotations
@@ -32,19 +32,22 @@ from tilewright.space.templates.cuda.matmul import NAME, TensorCores
 from tilewright.support.fingerprint import fingerprint
 
 VERSION = 1
-_COPIED = 1 << 27  # elements of two bytes: far beyond every L2
-_SIZE = 4096  # of a product that keeps all tensor cores busy for long
+_COPIED = 1 << 27  # elements of two bytes: far larger than every L2
+_SIZE = 4096  # of a product that keeps all tensor cores busy
 _TILES = {"bm": 128, "bn": 128, "bk": 32, "warps_m": 2, "warps_n": 2, "stages": 3}
 _REPEATS, _LAUNCHES = 7, 5
-_OF_COPY, _OF_PRODUCT = 0.81, 0.99  # of the described rates, on the card that the model was fitted on
-_MIN, _MAX = 0.25, 4.0  # times what is described: beyond, something else was measured
+_OF_COPY, _OF_PRODUCT = (
+    0.81,
+    0.99,
+)  # measured share of the described rates on the GPU that the model was fitted on
+_MIN, _MAX = 0.25, 4.0  # plausible range, relative to the described rates
 
 
 class GpuCalibration(msgspec.Struct, frozen=True):
     version: int
-    card: str  # `_key` of what it is about
-    copy: float  # bytes a second, read and written together
-    products: float  # operations a second, 16-bit floats, sums in 32 bits
+    card: str  # the `_key` of its GPU
+    copy: float  # bytes per second, read plus written
+    products: float  # operations per second, 16-bit floats with 32-bit sums
 
     @property
     def is_sensible(self) -> bool:
@@ -62,7 +65,7 @@ def stored(machine: GpuMachine) -> GpuCalibration | None:
 
 
 def rated(machine: GpuMachine) -> GpuMachine:
-    """The card with the rates that were measured of it; as it is described where none were."""
+    """The GPU with its measured rates, or as described if it was not calibrated."""
     found = stored(machine)
     if found is None:
         return machine
@@ -79,7 +82,7 @@ def rated(machine: GpuMachine) -> GpuMachine:
 
 
 def calibrate(machine: GpuMachine, device: Device) -> GpuCalibration:
-    """Measure, which takes a second or two, and keep the result."""
+    """Measure, which takes a second or two, and store the result."""
     seconds = _seconds(_copy(machine), machine, device)
     copy = 4.0 * _COPIED / seconds
     products = 2.0 * _SIZE**3 / _seconds(_product(machine), machine, device)
@@ -107,7 +110,7 @@ def _product(machine: GpuMachine) -> GpuSource:
 
 
 def _seconds(program: Program | GpuSource, machine: GpuMachine, device: Device) -> float:
-    """Of one launch, the fastest of several runs of a few."""
+    """Seconds of one launch: the fastest of several short series."""
     kernel = GpuProgram(program, machine, device)
     for address, buffer in zip(kernel.addresses, program.params, strict=True):
         device.fill(address, 0, buffer.size * buffer.dtype.bytes)

@@ -1,7 +1,7 @@
-"""Results compared on the card: kernels that count wrong elements, changed inputs and touched guards.
+"""Compare results on the GPU: kernels count wrong elements, changed inputs and overwritten guards.
 
-To download the whole result of every candidate and every case would take longer than to time it. The rules are those of
-`Case.error`; where something is wrong, the caller downloads the result, and the host finds the words for it.
+Downloading the whole result of every candidate and case would take longer than timing it. The rules are those of
+`CheckCase.error`; if something is wrong, the caller downloads the result, and the host explains it.
 """
 
 from __future__ import annotations
@@ -136,14 +136,14 @@ def _functions(ordinal: int) -> dict[str, CudaFunction]:
 
 
 class Uploaded:
-    """An array on the card."""
+    """An array on the GPU."""
 
     def __init__(self, device: Device, values: np.ndarray) -> None:
         dense = np.ascontiguousarray(values)
         self.block: DeviceMemory = device.block(max(dense.nbytes, 1))
         self.bytes = dense.nbytes
         device.upload(self.block.address, dense.ctypes.data, dense.nbytes)
-        device.synchronise()  # an upload is over when the driver has read what it uploads
+        device.synchronise()  # an upload is complete when the driver has read its source
 
     @property
     def address(self) -> int:
@@ -151,7 +151,7 @@ class Uploaded:
 
 
 class Checks:
-    """What was counted since the last `clear`, on one card."""
+    """The counts since the last `clear`, on one GPU."""
 
     def __init__(self, ordinal: int) -> None:
         self._device = Device(ordinal)
@@ -162,7 +162,7 @@ class Checks:
         self._device.fill(self._counts.address, 0, 6 * 8)
 
     def read(self) -> tuple[int, int, int, float]:
-        """(wrong elements, changed bytes of inputs, touched bytes of guards, relative L2 error)"""
+        """(wrong elements, changed input bytes, overwritten guard bytes, relative L2 error)"""
         self._device.synchronise()
         counts = np.zeros(6, np.uint64)
         self._device.download(counts.ctypes.data, self._counts.address, counts.nbytes)
@@ -180,7 +180,7 @@ class Checks:
         rows: tuple[Uploaded, int] | None,
         nan_spreads: bool,
     ) -> None:
-        """`rows`: which row of the reference each row of the result is to be, and the elements of a row."""
+        """`rows`: the reference row for each row of the result, and the elements per row."""
         at = self._counts.address
         table, inner = (rows[0].address, rows[1]) if rows is not None else (0, 1)
         values = [
@@ -215,12 +215,13 @@ class Checks:
 
 
 class Disturbance:
-    """Another kernel on the card: a candidate alongside it, with cold caches, finds its loads late and its warps apart.
+    """Another kernel on the GPU: next to it, with cold caches, a candidate's loads arrive late and its warps diverge
+    in time.
 
-    A barrier or a wait that is missing seldom shows while a kernel has the card to itself and its inputs in the cache.
+    A missing barrier or wait seldom shows while a kernel has the GPU to itself and its inputs in the cache.
     """
 
-    # Blocks for each multiprocessor, and accesses of each thread: some that leave room alongside them, and many.
+    # Blocks per multiprocessor, and accesses per thread: few enough to leave room for the candidate, and many.
     KINDS = ((1, 400), (4, 100))
 
     def __init__(self, ordinal: int) -> None:
@@ -232,7 +233,7 @@ class Disturbance:
         self._stream = self._device.new_stream()
 
     def begin(self, kind: tuple[int, int]) -> None:
-        """The caches are full of other things when this returns, and the card is busy for some 100 us."""
+        """When this returns, the caches are full of other data, and the GPU is busy for some 100 us."""
         self._device.fill(self._data.address, 0, self._bytes)
         self._device.synchronise()
         blocks, rounds = kind

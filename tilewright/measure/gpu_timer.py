@@ -1,12 +1,12 @@
 """Validation and timing on an NVIDIA GPU: a candidate is loaded as a plan, validated on the GPU, and run as a CUDA
 graph.
 
-Every buffer lies between guards that nothing may write, results and guards are filled with NaN before each case, inputs
-must be what they were afterwards, and every element of every result is held to its own bound, on the card. A candidate
-without library calls must give the same bits again, and with other numbers in the guards.
-Only then it is timed: a graph repeats it, so that launches do not count, and its operands are in L2 where they fit.
+Every buffer lies between guards, results and guards are filled with NaN before each case, inputs must be unchanged
+afterwards, and every element is compared with its own bound, on the GPU. A candidate without library calls must give
+the same bits again, also with other values in the guards. Only then is it timed: a CUDA graph repeats it, so that
+launches do not count, and its operands are in L2 if they fit.
 
-A candidate may crash, hang or spoil its context: the process ends then, and one candidate is lost.
+A candidate may crash, hang or corrupt its context: then the process ends, and one candidate is lost.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from tilewright.runtime.cuda.executor import GpuExecutor
 
 _GUARD = 4096  # bytes on both sides of every buffer
 _POISON = 0xFF
-# What may lie alongside a buffer, as bytes: NaN, and numbers so large that a maximum or minimum which reads them shows
-# it, positive and negative ones, in every type of float. A maximum drops NaN.
+# Byte patterns for guards: NaN, and very large positive and negative numbers in every float type, because a maximum
+# or minimum that reads a guard may drop NaN.
 SURROUNDINGS = (_POISON, 0x7B, 0xFB)
-_GRAPH_SECONDS = 4e-4  # of one graph: repeats of a candidate until it takes about so long
+_GRAPH_SECONDS = 4e-4  # of one graph: a candidate is repeated until it takes about this long
 _MAX_REPEATS = 20
-_MAX_TURNS = 15  # of a race: the card's speed hardly changes
+_MAX_TURNS = 15  # of interleaved timing: the GPU's speed hardly changes
 _KEPT = 48  # candidates that stay loaded
-_KEPT_BYTES = 8 << 30  # of their buffers, and of inputs on the card
+_KEPT_BYTES = 8 << 30  # of their buffers and of inputs on the GPU
 
-# What the driver and the framework say of a kernel that failed, and what kind of failure that is.
+# Error messages of the driver and the framework, and the kind of failure that each means.
 _KINDS = {
     "out_of_memory": "memory",
     "out of memory": "memory",
@@ -71,7 +71,7 @@ _KINDS = {
 
 @dataclass
 class _Candidate:
-    """A built candidate on the card. `timed`: the plan that repeats it, once it is timed."""
+    """A built candidate on the GPU. `timed`: the plan that repeats it, once it is timed."""
 
     built: Built
     once: GpuExecutor
@@ -99,7 +99,7 @@ class GpuTimer:
         self._by_digest: OrderedDict[str, _Candidate] = OrderedDict()
         self._numbered: dict[int, str] = {}
 
-    # -- what the process is asked --------------------------------------------------------------------------------
+    # -- requests -------------------------------------------------------------------------------------------------
 
     def check(self, number: int, built: Built, keep: Sequence[int]) -> float:
         digest = hashlib.sha256(msgspec.msgpack.encode(built)).hexdigest()
@@ -149,14 +149,15 @@ class GpuTimer:
         return _Candidate(built, once, errors[0])
 
     def _loaded(self, built: Built, repeats: int) -> GpuExecutor:
-        """On the card, its steps run once. Libraries may search for an algorithm first, which takes its time."""
+        """Load it on the GPU and run its steps once. Libraries may first search for an algorithm, which takes
+        time."""
         self._heartbeat(False)
         inputs = len(built.parameters) - 1
         runs = [KernelRun(built, range(inputs), 0)] * repeats
         plan, objects = plan_of(
             runs, self._task.machine, inputs=inputs, outputs=1, numerics=self._task.numerics
         )
-        # In a model its neighbours may be a library's calls: what overlapping would gain is not this candidate's own.
+        # In a model, its neighbours may be library calls, so the gain from overlapping must not count.
         executor = GpuExecutor(plan, [], objects, self._task.device, dependent_launch="off", guard=_GUARD)
         if not built.uses_library:
             self._heartbeat(True)
@@ -229,7 +230,7 @@ class GpuTimer:
         return result
 
     def _timed(self, number: int) -> Callable[[], float]:
-        """A run of the graph: the seconds of one of its repeats."""
+        """One run of the graph: the seconds of one repeat."""
         candidate = self._by_digest[self._numbered[number]]
         if candidate.timed is None:
             self._heartbeat(True)
@@ -245,7 +246,7 @@ class GpuTimer:
         return lambda: executor.seconds_of_graph() / repeats
 
     def _fill(self, candidate: _Candidate) -> None:
-        """The ordinary inputs, which are what is timed."""
+        """Upload the ordinary inputs, which are also the timed ones."""
         assert candidate.timed is not None
         loaded, built = candidate.timed.loaded(), candidate.built
         given = [
@@ -259,7 +260,7 @@ class GpuTimer:
     # -- memory and failures --------------------------------------------------------------------------------------
 
     def _make_room(self) -> None:
-        """Candidates that were checked longest ago go first; those that are numbered stay."""
+        """Evict the candidates that were checked longest ago, except numbered ones."""
         kept = set(self._numbered.values())
         for digest in list(self._by_digest):
             total = sum(each.bytes for each in self._by_digest.values())
@@ -285,13 +286,13 @@ class GpuTimer:
 
 
 def _kind(error: Exception) -> str:
-    """A kernel that the card does not take counts as one that could not be built."""
+    """A kernel that the GPU rejects counts as one that could not be built."""
     words = str(error).lower()
     return next((kind for said, kind in _KINDS.items() if said in words), "build")
 
 
 class _CardCase:
-    """A case of the validation with its arrays on the card, each uploaded once."""
+    """A case of the validation with its arrays on the GPU, each uploaded once."""
 
     def __init__(self, case: CheckCase, device: Device, checks: Checks) -> None:
         self._case, self._device, self._checks = case, device, checks
@@ -338,7 +339,7 @@ class _CardCase:
         self._checks.compare(result, dtype, size, *self._answer, rows, self._case.nan_spreads)
 
     def explain(self, result: np.ndarray) -> None:
-        """WrongResult in words. InternalError would mean that the card and the host judge differently."""
+        """Raise WrongResult with an explanation. An InternalError would mean that GPU and host disagree."""
         self._case.error(result)
         raise WrongResult(f"some elements are wrong, on {self._case.name} inputs")
 

@@ -1,4 +1,5 @@
-"""Guarded memory: canaries around every buffer, inputs compared afterwards, and guard pages between buffers."""
+"""Guarded memory: canaries around every buffer, a comparison of inputs afterwards, and guard pages between
+buffers."""
 
 from __future__ import annotations
 
@@ -15,16 +16,16 @@ from tilewright.runtime.executor import aligned_empty
 from tilewright.runtime.plan import ALIGNMENT, TensorSpec, aligned
 
 _GUARD = 4096  # bytes on both sides of every buffer
-_INPUT_CANARY = 0xFF  # NaN: what is read from here shows in the result
+_INPUT_CANARY = 0xFF  # NaN: values read from here show in the result
 _OUTPUT_CANARY = 0xA5
 _POISON = 0xFF  # NaN in every type of float
 _MAX_KEPT = 12  # blocks
-_MAX_WASTED = 4  # times the size that is wanted: a larger block is left for one who needs it
+_MAX_WASTED = 4  # maximum block size relative to the request; a larger block is left for others
 _NO_ACCESS, _READ_AND_WRITE = 0, mmap.PROT_READ | mmap.PROT_WRITE
 
 
 class BlockPool:
-    """Memory that is used again: fresh pages cost more than most kernels take."""
+    """A pool of reusable memory: fresh pages cost more than most kernels take."""
 
     def __init__(self) -> None:
         self._free: list[np.ndarray] = []
@@ -44,8 +45,8 @@ class BlockPool:
 
 
 class GuardedMemory:
-    """The buffers of one kernel, in one block with canaries between them. `shifted`: by one element from where they
-    would be aligned, except for those in `aligned_ones`."""
+    """The buffers of one kernel, in one block with canaries between them. `shifted`: one element away from alignment,
+    except for those in `aligned_ones`."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class GuardedMemory:
         self.output = self._memory[slice(*self._spans[-1])].view(DType.parse(specs[-1].dtype).numpy)
 
     def fill(self, inputs: Sequence[np.ndarray]) -> None:
-        """Inputs in their places, nonsense in the output, canaries everywhere else."""
+        """Write the inputs, poison the output, and fill canaries everywhere else."""
         for gap, canary in zip(self._gaps, self._canaries, strict=True):
             self._memory[slice(*gap)] = canary
         for span, values in zip(self._spans, inputs, strict=False):
@@ -80,7 +81,7 @@ class GuardedMemory:
         self._memory[slice(*self._spans[-1])] = _POISON
 
     def verify(self, inputs: Sequence[np.ndarray]) -> None:
-        """Raises OutOfBoundsWrite unless everything but the output is as `fill` left it."""
+        """Raise OutOfBoundsWrite unless everything except the output is as `fill` left it."""
         for number, values in enumerate(inputs):
             if not np.array_equal(self._memory[slice(*self._spans[number])], _bytes(values)):
                 raise OutOfBoundsWrite(f"it writes into its input {number}")
@@ -94,8 +95,8 @@ class GuardedMemory:
 
 
 class GuardPages:
-    """Buffers between pages that nobody may touch. Canaries show what is written outside of a buffer, and what is read
-    there and used; here one who reads it for nothing crashes, as it might in a model, at the end of a page."""
+    """Buffers between guard pages. Canaries detect out-of-bounds writes, and reads whose value is used; here even an
+    unused read crashes, as it might in a model at the end of a page."""
 
     def __init__(self) -> None:
         self._memory: mmap.mmap | None = None
@@ -109,8 +110,8 @@ class GuardPages:
         at_end: bool,
         aligned_ones: frozenset[int] = frozenset(),
     ) -> Iterator[tuple[list[int], np.ndarray]]:
-        """The addresses of buffers, filled, and the output. Each ends at a fence, those in `aligned_ones` as nearly as
-        they can; or it begins at one."""
+        """The addresses of filled buffers, and the output. Each buffer ends at a guard page (those in `aligned_ones`
+        as closely as possible), or begins at one."""
         guard_pages, begins, end = [0], [], mmap.PAGESIZE
         for number, spec in enumerate(specs):
             room = -(-max(1, spec.bytes) // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -1,8 +1,8 @@
-"""Kernels in the timing process: loaded, checked on guarded memory, and called in rounds.
+"""Kernels in the timing process: they are loaded, checked on guarded memory, and called in rounds.
 
-Constants are weights, which in a model come from memory and not from a cache: calls go round copies that together are
-larger than the caches. Other inputs were just written when a model runs, and stay where they are; in the cold mode
-they and the output go round too.
+Constants are weights, which come from memory in a model, not from a cache: calls cycle through copies that together
+are larger than the caches. Other inputs were just written when a model runs, and stay in place; in cold mode they and
+the output cycle too.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from tilewright.measure.validation import CheckCase, WrongResult
 from tilewright.runtime.packing import Packing
 from tilewright.runtime.plan import aligned
 
-_SLOW_CHECK = 0.25  # seconds of one run, from which on no second opinion is asked for
-_BEYOND_CACHES = 1.25  # times the size of the last one: what goes round has left it when it comes again
+_SLOW_CHECK = 0.25  # seconds of one run above which the check is not repeated
+_BEYOND_CACHES = 1.25  # times the last-level cache: cycled copies are evicted before they are used again
 _MAX_COPIES = 64
 _MAX_COPIED_BYTES = 256 << 20
 _WARM_SECONDS = 0.001  # of calls before the first that counts
 
 # In a kernel's plan: two steps of the reference kernel, one of its own, and so on.
 _CALL_STEP, _STEPS_OF_A_CALL = 2, 3
-_ENTRY_SECONDS = 0.003  # of calls that follow each other in native code
-_ENTRY_CALLS = 16  # of a kernel that has nothing that goes round
+_ENTRY_SECONDS = 0.003  # of consecutive calls in native code
+_ENTRY_CALLS = 16  # for a kernel without cycled buffers
 
-Layout = tuple[tuple[int, ...], tuple[bool, ...]]  # sizes of buffers, and which of them go round
+Layout = tuple[tuple[int, ...], tuple[bool, ...]]  # sizes of buffers, and which of them cycle
 
 
 class TimingSetup(Protocol):
@@ -56,11 +56,12 @@ class TimingSetup(Protocol):
 
 
 class TimedKernel:
-    """Object code with the task's inputs in the order that it wants.
+    """Object code with the task's inputs in the kernel's layout.
 
-    Its plan is a round of calls, one for each copy of what goes round, with two of the reference kernel before each and
-    after the last: all in one entry into native code, so that no thread falls asleep meanwhile. The first of the two
-    wakes those that have waited for a slower one; the second is what counts."""
+    Its plan is a round of calls, one per copy of the cycled buffers, with two calls of the reference kernel before
+    each and after the last. All run in one entry into native code, so that no thread falls asleep. The first of the
+    two wakes threads that waited for a slower one; the second counts.
+    """
 
     def __init__(
         self,
@@ -97,7 +98,7 @@ class TimedKernel:
         self._addresses: tuple[list[int], list[int]] | None = None
         self._own: np.ndarray | None = None
         self._next = 0
-        self._entry = 1  # calls in one entry into native code
+        self._entry = 1  # calls per entry into native code
 
     @property
     def _round_bytes(self) -> int:
@@ -119,7 +120,7 @@ class TimedKernel:
         ]
 
     def check(self, cases: Sequence[CheckCase], heartbeat: SendHeartbeat) -> float:
-        """Run on every case: the relative error on the first. Raises WrongResult."""
+        """Run every case, and return the relative error of the first. Raises WrongResult."""
         threads, specs = self._task.threads, self._built.parameters
         guarded = GuardedMemory(self._blocks, specs)
         errors, first, quick = [], b"", True
@@ -162,7 +163,7 @@ class TimedKernel:
         guarded.verify(inputs)
 
     def _run(self, addresses: Sequence[int], threads: int, nonsense: float, heartbeat: SendHeartbeat) -> None:
-        """One call, with nonsense on the stacks."""
+        """One call, with poisoned stacks."""
         poison(self._task.machine, threads, nonsense).run()
         heartbeat(True)
         self._executor.threads = threads
@@ -170,7 +171,7 @@ class TimedKernel:
         heartbeat(False)
 
     def _filled_up(self, sets: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
-        """The addresses of the plan's inputs and outputs: of each call's, then of the reference kernel's."""
+        """The addresses of the plan's inputs and outputs: those of each call, then the reference kernel's."""
         *inputs, output = self._drift.addresses
         return (
             [address for addresses in sets for address in addresses[:-1]] + inputs,
@@ -182,8 +183,8 @@ class TimedKernel:
         return tuple(self._sizes), tuple(self._goes_round)
 
     def prepare(self, rounds: Rounds | None) -> None:
-        """Copies of what a call finds in memory and not in a cache, as many as together are larger than the last-level
-        cache; those that another kernel of the task has left, where there are `rounds` to look for them."""
+        """Make copies of the cycled buffers that together are larger than the last-level cache, or reuse those of
+        another kernel of the task from `rounds`."""
         each = self._round_bytes
         size = sum(self._sizes) - each + self._copies * each
         if rounds is not None:
@@ -213,7 +214,7 @@ class TimedKernel:
         self._addresses = self._filled_up(sets if self._copies > 1 else sets * self._calls)
 
     def warm_up(self) -> None:
-        """Some calls that do not count, and how many fit into one entry."""
+        """Run some calls that do not count, and find how many fit into one entry."""
         begin = time.perf_counter()
         spent = 0.0
         while spent < _WARM_SECONDS:
@@ -234,7 +235,7 @@ class TimedKernel:
         ]
 
     def turn(self, rounds: Rounds, count: int) -> list[float]:
-        """The seconds of some calls behind one that does not count, from where others have left the round."""
+        """The seconds of some calls after one that does not count, continuing the shared round."""
         self._next = rounds.position if rounds.position + count <= self._calls else 0
         taken = [seconds for seconds, _, _ in self.calls(count)]
         rounds.position = self._next
@@ -246,14 +247,14 @@ class TimedKernel:
 
 
 class Rounds:
-    """The memory that kernels of a task are timed on. Where two want places of the same sizes, the second finds there
-    what the first has left: the same numbers in another order, which take as long to multiply."""
+    """The memory that kernels of a task are timed on. A second kernel with the same buffer sizes reuses the first
+    one's data: the same numbers in another order, which take as long to multiply."""
 
     def __init__(self, blocks: BlockPool) -> None:
         self._blocks = blocks
         self._layout: object = None
         self._block: np.ndarray | None = None
-        self.position = 0  # the next of a round that several kernels share
+        self.position = 0  # the next position in a round that several kernels share
 
     def release(self) -> None:
         if self._block is not None:
@@ -261,7 +262,7 @@ class Rounds:
         self._block = None
 
     def take(self, layout: object, size: int) -> tuple[np.ndarray, bool]:
-        """Memory, and whether it was filled for this layout before."""
+        """Memory, and whether it was already filled for this layout."""
         if self._block is not None and self._layout == layout:
             return self._block, True
         self.release()
@@ -270,7 +271,7 @@ class Rounds:
 
 
 def packed(values: np.ndarray, packing: Packing | None) -> np.ndarray:
-    """As a kernel wants it: flat."""
+    """In the kernel's layout, flat."""
     return values.reshape(-1) if packing is None else packing.pack(values)
 
 
@@ -280,12 +281,12 @@ def _is_same(array: np.ndarray, other: np.ndarray) -> bool:
 
 
 def _roomy(size: int) -> int:
-    """Rounded up by an eighth at most: packed for another register tile, a weight is a little larger or smaller."""
+    """Rounded up by at most an eighth, because a weight's size varies a little between packings."""
     return -(-size // (step := aligned(max(1, 1 << max(0, size.bit_length() - 4))))) * step
 
 
 def _copies(size: int, machine: CpuMachine) -> int:
-    """Of so many bytes, how many are larger than the last-level cache."""
+    """The number of copies that together exceed the last-level cache."""
     if not size:
         return 1
     wanted = math.ceil(_BEYOND_CACHES * machine.caches.last / size)

@@ -1,7 +1,8 @@
 """Validation inputs of contractions whose elements differ in size by many orders of magnitude, weights included.
 
-An algorithm that is exact for numbers of one size may lose everything where large numbers of a row meet small ones of a
-column. So rows of the data and columns of the weight are each of several kinds, and every kind meets every other:
+An algorithm that is accurate for numbers of one magnitude may lose all digits if large numbers of a row meet small
+ones of a column. So rows of the data and columns of the weight are of several kinds, and every kind meets every
+other:
 
     plain      as usual
     decades    magnitudes log-uniform over 12 decades (float16: over 5)
@@ -19,7 +20,7 @@ import numpy as np
 from tilewright.dtypes import DType
 
 _DECADES, _DECADES_HALF = 12.0, 5.0
-_KEPT = 0.05  # of a sparse row
+_KEPT = 0.05  # share of nonzero elements in a sparse row
 _FACTORS = (32.0, 128.0, 1024.0, 4096.0)
 _PERIODS = (2, 4, 16, 64)
 _KINDS = 5
@@ -28,7 +29,7 @@ _KINDS = 5
 def spread_out(
     array: np.ndarray, dtype: DType, summed_axes: Sequence[int], weight: bool, rng: np.random.Generator
 ) -> np.ndarray:
-    """`array`, each line along `summed_axes` of one of the kinds above. `weight`: its outliers are divided where those
+    """`array`, with each line along `summed_axes` of one of these kinds. `weight`: outliers are divided where those
     of the data are multiplied."""
     kept = [axis for axis in range(array.ndim) if axis not in summed_axes]
     moved = np.transpose(array, (*kept, *summed_axes))
@@ -54,5 +55,5 @@ def spread_out(
 
 
 def _outlying(length: int) -> np.ndarray:
-    """The channels that are outliers: the same in data and weight."""
+    """The outlier channels: the same in data and weight."""
     return np.unique(np.linspace(0, length - 1, 4).astype(int))

@@ -1,13 +1,12 @@
-"""Which rewrite is wrong? The graph after every pass, run by the oracle, against the graph as it was imported.
+"""Find a wrong rewrite: compare the graph after every pass, run by the oracle, with the imported graph.
 
     checks = PassChecks(graph, inputs)
     partition = run_pipeline(graph, observe=checks)
     checks.cut(partition)
     print(checks.report)
 
-Both graphs are run in float64, so what is left between them is what passes round: folded weights, reciprocals of
-constants. A graph in which a pass changed nothing is not run again. At last the graph as it is cut into tasks is run,
-task by task.
+Both graphs run in float64, so the remaining differences are roundings by passes: folded weights, reciprocals of
+constants. A graph that a pass did not change is not run again. Finally the partitioned graph runs task by task.
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ from tilewright.graph.oracle import evaluate
 from tilewright.graph.task import Partition
 from tilewright.measure.check import relative_error
 
-# Relative L2 error of a graph that passes have rounded, by the element type of the result, or four times what one
-# rounding per operator does to the imported graph. Integers and bools may differ where that makes them differ.
+# Bounds on the relative L2 error of a graph after passes, by the element type of the result; or four times the effect
+# of one rounding per operator on the imported graph. Integers and bools may differ as far as that makes them differ.
 BOUNDS = {"f64": 1e-11, "f32": 1e-5, "f16": 5e-3, "bf16": 4e-2}
 PARTITION = "partition"
 
-Error = Callable[[np.ndarray, np.ndarray], float]  # of a result against the exact one
+Error = Callable[[np.ndarray, np.ndarray], float]  # error of a result against the exact one
 
 
 @dataclass(frozen=True)
 class PassCheck:
     """The graph after one pass."""
 
-    number: int  # of the pass, from 1
+    number: int  # of the pass, starting at 1
     name: str
-    changed: bool  # whether the pass did anything; if not, the errors are those of before
-    error: float  # of the worst output, one beyond its bound before all others
+    changed: bool  # whether the pass did anything; if not, the errors are the previous ones
+    error: float  # of the worst output, those beyond their bound first
     bound: float
 
     @property
@@ -74,8 +73,8 @@ class PassReport:
 
 
 class PassChecks:
-    """An observer of `run_passes`, for one set of inputs. `error`: how two results are compared; `slack`: how often
-    what one rounding per operator does is allowed."""
+    """An observer for `run_passes`, for one set of inputs. `error`: how two results are compared; `slack`: the
+    allowed multiple of the effect of one rounding per operator."""
 
     def __init__(
         self,
@@ -106,7 +105,7 @@ class PassChecks:
         self._add(name, evaluate(graph, self._inputs) if changed else None)
 
     def cut(self, partition: Partition) -> None:
-        """The graph as it is cut into tasks: each is run by itself, on what the ones before it have left."""
+        """Run the partitioned graph: each task on the results of the earlier ones."""
         self._add(PARTITION, run_calls(partition, self._inputs))
 
     def _add(self, name: str, results: Sequence[np.ndarray] | None) -> None:
@@ -126,7 +125,7 @@ class PassChecks:
 def run_calls(
     partition: Partition, inputs: Sequence[np.ndarray], *, precise: bool = True
 ) -> list[np.ndarray]:
-    """The outputs of a graph that is cut into calls, each run by the oracle on buffers, as the runtime does."""
+    """The outputs of a partitioned graph, each call run by the oracle on buffers, as in the runtime."""
     buffers: dict[Node, np.ndarray] = dict(zip(partition.graph.inputs, inputs, strict=True))
 
     def read(node: Node) -> np.ndarray:

@@ -1,9 +1,8 @@
-"""Child processes that may crash, hang or run out of memory: interpreters that answer messages, and are killed when
-they must be.
+"""Child processes that may crash, hang or run out of memory: interpreters that answer messages and can be killed.
 
-They are not those of `multiprocessing`, which would run the caller's script again. A message is its length and its
-bytes, on a pair of sockets; descriptors of shared memory may travel with one. A process ends by itself when the one who
-started it does, even while it is busy.
+They do not use `multiprocessing`, which would run the caller's script again. A message is its length and its bytes,
+on a pair of sockets; it may carry descriptors of shared memory. A child ends when its parent does, even while it is
+busy.
 """
 
 from __future__ import annotations
@@ -28,26 +27,26 @@ from tilewright.errors import MeasurementError
 
 _HEADER_BYTES = 8
 _MAX_DESCRIPTORS = 4
-TICK = 0.02  # seconds: how long one wait is at most
+TICK = 0.02  # seconds: the maximum duration of one wait
 _START_SECONDS = 120.0  # to import what it needs
-_KEPT_WORDS = 300  # characters of what a process said before it died
+_KEPT_WORDS = 300  # characters kept of a process's last output
 
 _PACKAGE_FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-# What a new interpreter runs first. `python -c` puts the current folder first on its path (before 3.11 nothing keeps it
-# from that), so nothing but `sys`, which is built in, may be imported before the path is replaced.
+# The first code of a new interpreter. `python -c` puts the current folder first on its path (unavoidable before
+# 3.11), so only `sys`, which is built in, may be imported before the path is replaced.
 _SERVING = (
     "import sys; end = 2 + int(sys.argv[1]); sys.path[:] = sys.argv[2:end]; "
     "from tilewright.measure.process import main; main(*sys.argv[end:])"
 )
 
-# What libraries say when there is no memory left, on their way to an abort.
+# Messages of libraries that abort because memory ran out.
 _OUT_OF_MEMORY = ("out of memory", "bad_alloc", "cannot allocate memory", "memoryerror", "failed to allocate")
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """What a candidate came to that has no time: a kind of space.outcome.FAILURES, and what happened. After one that
-    went `corrupted` nothing in its process can be trusted."""
+    """The failure of a candidate: a kind of space.outcome.FAILURES, and what happened. After a `corrupted` one,
+    nothing in its process can be trusted."""
 
     kind: str
     message: str
@@ -55,28 +54,29 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Dead(Exception):
-    """A process did not answer: it crashed, it ran out of memory, or it took too long and was killed."""
+    """A process did not answer: it crashed, ran out of memory, or took too long and was killed."""
 
     def __init__(self, kind: str, message: str) -> None:
         self.failed = Failed(kind, message)
         super().__init__(message)
 
 
-# -- on the side of who asks ------------------------------------------------------------------------------------------
+# -- in the parent
+# ----------------------------------------------------------------------------------------------------
 
 
 class Child:
-    """A process from the side of who asks. It starts when it is first sent something, and again after each death.
+    """A child process, seen from its parent. It starts with the first message, and again after each death.
 
-    `serve` is "module:function" of what runs in it: a function of a Channel. `memory`: bytes that it may have.
+    `serve` is "module:function", a function of a Channel that runs in it. `memory`: the bytes that it may use.
     """
 
     def __init__(self, serve: str, memory: int, environment: dict[str, str] | None = None) -> None:
         self._serve, self._memory, self._environment = serve, memory, environment or {}
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
-        self._words = -1  # what it writes to its standard error
-        self.greeted = False  # it has started, and said so
+        self._words = -1  # its standard error
+        self.greeted = False  # whether it has started
 
     @property
     def alive(self) -> bool:
@@ -99,7 +99,7 @@ class Child:
             )
         ours, theirs = socket.socketpair()
         self._words, words = os.pipe()
-        os.set_blocking(words, False)  # one who says too much loses words, and is not held up
+        os.set_blocking(words, False)  # a child that writes too much loses output, and is not blocked
         try:
             folders = import_folders()
             arguments = [str(len(folders)), *folders, self._serve, str(theirs.fileno()), str(self._memory)]
@@ -110,7 +110,7 @@ class Child:
                 stderr=words,
                 pass_fds=(theirs.fileno(),),
                 env={**os.environ, "PYTHONSAFEPATH": "1", **self._environment},
-                start_new_session=True,  # Ctrl-C is for the one who asks
+                start_new_session=True,  # Ctrl-C is for the parent
             )
         except OSError as error:
             ours.close()
@@ -123,14 +123,14 @@ class Child:
         self._socket = ours
 
     def send(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
-        """A process that is dead already is noticed by `receive`."""
+        """Send a message. `receive` notices if the process is already dead."""
         self.start()
         assert self._socket is not None
         with contextlib.suppress(ConnectionError):
             _send(self._socket, message, descriptors)
 
     def greet(self) -> None:
-        """Wait until it has started. MeasurementError if it does not: no candidate has come near it yet."""
+        """Wait until it has started. Raises MeasurementError if it does not, since no candidate is to blame yet."""
         if self.greeted:
             return
         try:
@@ -140,7 +140,7 @@ class Child:
         self.greeted = True
 
     def receive(self, seconds: float) -> bytes:
-        """Its next message. Raises Dead, and the process is gone then, if there is none within `seconds`."""
+        """Its next message. Raises Dead, after killing the process, if there is none within `seconds`."""
         self.greet()
         return self._message(seconds)
 
@@ -191,7 +191,7 @@ class Child:
             said = os.read(self._words, 1 << 16).decode(errors="replace").strip()
         self.close()
         starved = any(words in said.lower() for words in _OUT_OF_MEMORY)
-        if starved or code == -signal.SIGKILL:  # not by us: what the system kills has taken too much memory
+        if starved or code == -signal.SIGKILL:  # killed by the system: it used too much memory
             return Dead("memory", "it ran out of memory")
         last_words = " ".join(said.splitlines()[-2:])[-_KEPT_WORDS:]
         how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
@@ -199,30 +199,31 @@ class Child:
 
 
 def import_folders() -> list[str]:
-    """The folders (and archives) that a process imports from: those of this one, but the current folder last.
+    """The import path of a child process: that of this one, with the current folder last.
 
-    A file in the current folder that bears the name of an installed module is never imported in that module's place.
-    The folder is there at all only if this process imports from it too: the user's own modules may lie there.
+    So a file in the current folder never shadows an installed module. The folder is on the path only if this process
+    imports from it too, because the user's own modules may be there.
     """
     try:
         here = os.path.realpath(os.getcwd())
-    except FileNotFoundError:  # it was removed: nothing is imported from it
+    except FileNotFoundError:  # the folder was removed
         here = ""
     absolute = [os.path.abspath(f) for f in sys.path if isinstance(f, str) and (here or os.path.isabs(f))]
-    absolute.append(_PACKAGE_FOLDER)  # wherever this package was found: by an import hook, perhaps
+    absolute.append(_PACKAGE_FOLDER)  # this package may have been found by an import hook
     current = [folder for folder in absolute if os.path.realpath(folder) == here]
     return list(dict.fromkeys([folder for folder in absolute if folder not in current] + current))
 
 
 def wait(*children: Child) -> tuple[list[Child], float]:
-    """Those that have something to say, after a tick at most; and the seconds that were waited. Those in which we were
-    stopped ourselves do not count: they are no fault of others."""
+    """The children that have sent something, after at most one tick, and the seconds waited. Time in which this
+    process was stopped does not count."""
     begin = time.monotonic()
     ready, _, _ = select.select(children, [], [], TICK)
     return ready, min(time.monotonic() - begin, 2 * TICK)
 
 
-# -- on both sides ----------------------------------------------------------------------------------------------------
+# -- on both sides
+# ----------------------------------------------------------------------------------------------------
 
 
 def _send(connection: socket.socket, message: bytes, descriptors: Sequence[int]) -> None:
@@ -231,17 +232,18 @@ def _send(connection: socket.socket, message: bytes, descriptors: Sequence[int])
     connection.sendall(memoryview(framed)[sent:])
 
 
-# -- in the process ---------------------------------------------------------------------------------------------------
+# -- in the child
+# -----------------------------------------------------------------------------------------------------
 
 
 class Channel:
-    """The questions of whoever started this process, and the way to answer."""
+    """The requests of the parent, and the way to answer them."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
 
     def receive(self) -> tuple[bytes, list[int]]:
-        """A message and the descriptors that came with it. Ends the process where nobody asks any more."""
+        """A message and its descriptors. Ends the process if the parent is gone."""
         descriptors: list[int] = []
         size = int.from_bytes(self._exactly(_HEADER_BYTES, descriptors), "little")
         return self._exactly(size, descriptors), descriptors
@@ -266,7 +268,7 @@ class Channel:
 
 
 def main(serve: str, descriptor: str, memory: str) -> None:
-    """What a new interpreter runs."""
+    """The main function of a child process."""
     connection = socket.socket(fileno=int(descriptor))
     threading.Thread(target=_end_with_the_other_side, args=(int(descriptor),), daemon=True).start()
     _limit(resource.RLIMIT_DATA, int(memory))
@@ -280,13 +282,13 @@ def main(serve: str, descriptor: str, memory: str) -> None:
 
 def _limit(which: int, most: int) -> None:
     _, hard = resource.getrlimit(which)
-    with contextlib.suppress(ValueError, OSError):  # a system that does not let us: then it has its own way
+    with contextlib.suppress(ValueError, OSError):  # a system that does not allow it
         resource.setrlimit(which, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 def _end_with_the_other_side(descriptor: int) -> None:
-    """A hanging kernel never asks for the next message, and would not see that nobody is there to send it."""
+    """End this process when the parent does: a hanging kernel never asks for the next message."""
     poll = select.poll()
-    poll.register(descriptor, 0)  # only that the other end was closed
+    poll.register(descriptor, 0)  # only to learn that the other end was closed
     poll.poll()
     os._exit(1)

@@ -17,17 +17,17 @@ from tilewright.loops.ir import SCRATCH_LIMIT, Buffer, For, Kind, Program, Scope
 from tilewright.measure.calibrate import fma_program
 from tilewright.measure.single import Built, KernelRun, executor_of
 
-_REFERENCE_STEPS = 20_000  # some tens of microseconds
-_STEADY = 1.12  # by which factor the reference kernel may be slower than it typically is
-_REMEMBERED = 512  # calls of the reference kernel, of which the typical time is taken
-# What stacks are filled with. NaN shows in most results; a kernel that computes again what is no number hides it, and
-# what a large number spoils it does not. Each half of the latter is a number too, of 16 bits.
+_REFERENCE_STEPS = 20_000  # tens of microseconds
+_STEADY = 1.12  # maximum slowdown of the reference kernel against its typical time
+_REMEMBERED = 512  # calls of the reference kernel that define its typical time
+# Poison values for stacks. NaN shows in most results, but kernels that recompute non-finite values hide it; they do
+# not hide a large number. Each half of the latter is also a 16-bit number.
 NAN, LARGE = math.nan, float(np.array(0x4F4F4F4F, np.uint32).view(np.float32))
-_FIRST = 20  # calls of the reference kernel before anything is compared with it
+_FIRST = 20  # calls of the reference kernel before comparisons start
 
 
 class HelperKernel:
-    """A program of ours, with its inputs."""
+    """One of Tilewright's helper programs, with its inputs."""
 
     def __init__(
         self, program: Program, machine: CpuMachine, threads: int, inputs: Sequence[np.ndarray]
@@ -44,7 +44,7 @@ class HelperKernel:
 
 
 class DriftMonitor(HelperKernel):
-    """How fast the machine is, by a kernel that is always the same and touches no memory."""
+    """Monitors the machine's speed with a fixed kernel that touches no memory."""
 
     def __init__(self, machine: CpuMachine, threads: int) -> None:
         lanes = machine.lanes(DType.F32)
@@ -56,7 +56,7 @@ class DriftMonitor(HelperKernel):
         self._level = statistics.median(self._recent)
 
     def is_steady(self, before: float, after: float) -> bool:
-        """Whether the machine was about as fast as it typically is, at both ends of a call."""
+        """Whether the machine had its typical speed at both ends of a call."""
         return max(before, after) <= _STEADY * self._level
 
     def note(self, references: Sequence[float]) -> None:
@@ -71,13 +71,14 @@ def drift_monitor(machine: CpuMachine, threads: int) -> DriftMonitor:
 
 @lru_cache(maxsize=8)
 def poison(machine: CpuMachine, threads: int, value: float) -> HelperKernel:
-    """Fills the stacks of threads: scratch memory that a kernel forgets to fill is not zero by accident."""
+    """Poison the stacks of threads, so that scratch memory that a kernel forgets to initialise is not zero by
+    accident."""
     program = poison_program(machine.lanes(DType.F32), threads, value)
     return HelperKernel(program, machine, threads, [np.zeros(1, np.int64)])
 
 
 def poison_program(lanes: int, threads: int, value: float) -> Program:
-    """for p (parallel): scratch[...] = value; out[p] = scratch[place[0]], so that all of it must be written."""
+    """for p (parallel): scratch[...] = value; out[p] = scratch[index[0]], so that all of it must be written."""
     position, out = Buffer("place", DType.I64, 1), Buffer("out", DType.F32, threads)
     scratch = Buffer("scratch", DType.F32, SCRATCH_LIMIT // DType.F32.bytes, Scope.SCRATCH)
     part, step, lane = te.Var("p", threads), te.Var("k", scratch.size // lanes), te.Var("v", lanes)

@@ -1,8 +1,8 @@
-"""Large tasks on few distinct rows, which makes a float64 oracle affordable for batches.
+"""Validate large tasks on few distinct rows, which makes a float64 oracle affordable for batches.
 
-Where the leading axes of a task are a batch whose rows are computed independently, the oracle answers for a few rows,
-and the inputs of the whole task repeat these rows in random order. Every element of the whole result is then known: a
-kernel that mixes rows up, or is wrong at an edge of the whole, is still caught.
+If the leading axes of a task are a batch of independent rows, the oracle computes a few rows, and the inputs of the
+whole task repeat these rows in random order. Every element of the whole result is then known, so a kernel that mixes
+up rows, or is wrong at an edge, is still caught.
 
     x[rows, ...] = small[repeat[row], ...]    ->    answer[rows, ...] = small_answer[repeat[row], ...]
 """
@@ -20,16 +20,16 @@ from tilewright.graph.ir import Graph, Node, TensorType, input_node
 from tilewright.graph.op import Fusion, apply, op_of
 from tilewright.graph.task import Task
 
-_MAX_FLOPS = 2.5e8  # of one answer of the oracle, above which rows are left out
-_MAX_ELEMENTS = 1e6  # of its result, likewise
-_MIN = 2  # distinct rows at least, where there are more
+_MAX_FLOPS = 2.5e8  # maximum for one oracle run; above it, rows are repeated
+_MAX_ELEMENTS = 1e6  # maximum elements of its result, likewise
+_MIN = 2  # minimum distinct rows, if there are more
 _POOLS = ("max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_pool", "resize")
 
 
 @dataclass(frozen=True)
 class FewRows:
-    """The task on few rows. `batch`: the leading extents that are a batch; `repeated`: of each input, whether its rows
-    are those of the batch, and not the same for all."""
+    """The task on few rows. `batch`: the leading extents that are a batch; `repeated`: for each input, whether its
+    rows are those of the batch, not the same for all."""
 
     task: Task
     batch: tuple[int, ...]
@@ -40,14 +40,14 @@ class FewRows:
         return self.task.output.shape[0]
 
     def repeats(self, rng: np.random.Generator) -> np.ndarray:
-        """Of each row of the whole, the row that it repeats: every one at least once, in no order."""
+        """For each row of the whole, the row that it repeats: each at least once, in random order."""
         rows = math.prod(self.batch)
         found = np.concatenate([np.arange(self.count), rng.integers(0, self.count, rows - self.count)])
         return np.asarray(rng.permutation(found), np.int64)
 
 
 def few_rows(task: Task) -> FewRows | None:
-    """None where the task is small, or its rows are not independent."""
+    """The task on few rows; None if the task is small, or its rows are not independent."""
     if task.flops <= _MAX_FLOPS and task.output.type.size <= _MAX_ELEMENTS:
         return None
     for leading in (2, 1):
@@ -99,7 +99,7 @@ def _shrunk(task: Task, leading: int) -> FewRows | None:
 
 
 class _Batched:
-    """Which nodes of a graph have the batch as their leading axes; those of the others are the same for all rows."""
+    """Which nodes of a graph have the batch as leading axes; the others are the same for all rows."""
 
     def __init__(self, batch: tuple[int, ...], lead: tuple[int, ...]) -> None:
         self.batch, self.lead = batch, lead
@@ -109,7 +109,7 @@ class _Batched:
         return len(shape) > len(self.batch) and shape[: len(self.batch)] == self.batch
 
     def again(self, node: Node, made: Mapping[Node, Node]) -> Node | None:
-        """The node on few rows; None where its rows depend on each other, or that is not known."""
+        """The node on few rows; None if its rows depend on each other, or that is unknown."""
         if not any(operand in self.split for operand in node.inputs):
             return apply(node.op, *(made[x] for x in node.inputs), **node.attrs)
         attrs = self._attrs(node)

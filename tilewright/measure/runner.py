@@ -1,15 +1,16 @@
-"""The runner: builds, validates and times configs of a task, in processes that a bad config can only crash itself.
+"""The runner: build, validate and time configs of a task in child processes, so that a bad config crashes only its
+own.
 
     build   all configs of a batch, on all cores, by processes that make object code (`building.py`); meanwhile one of
-            them draws the task's validation (`validation.py`), once, into memory that is shared
+            them makes the task's validation (`validation.py`), once, in shared memory
     check   each kernel's results, by one process that loads the object code (`timing.py`)
     time    it there, alone: the builders wait
 
-What fails has a kind and a message, and costs its own trial. A reference kernel is timed between the calls of each
-candidate; if it was hardly ever as fast as it used to be, the candidate is timed again, a few times at most.
+A failure has a kind and a message, and costs one trial. A reference kernel is timed between the calls of each
+candidate; if it was slow most of the time, the candidate is timed again, a few times at most.
 
-On a GPU builders do not disturb what is timed: there the next rounds are built meanwhile (`ahead`), and a second
-process stands by to take over from one that a candidate has spoiled.
+On a GPU, builders do not disturb timing: the next rounds are built meanwhile (`ahead`), and a second process stands
+by to replace one that a candidate has corrupted.
 """
 
 from __future__ import annotations
@@ -58,24 +59,22 @@ _BUILDING, _TIMING = "tilewright.measure.building:serve", "tilewright.measure.ti
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 _BUILD_SECONDS = 30.0
-_VALIDATION_SECONDS = 300.0  # the oracle is in no hurry
-_PREPARE_SECONDS = 60.0  # to start, to load a kernel, to put its inputs into order
-_MIN_CALL_SECONDS, _TIMES_BEST = 1.0, 10.0  # what a call may take
-_CALL_SECONDS = 10.0  # where there is no best to compare with
-_GRACE_SECONDS = 0.5  # after a deadline, before what still runs is ended
+_VALIDATION_SECONDS = 300.0  # for the oracle
+_PREPARE_SECONDS = 60.0  # to start, load a kernel, and pack its inputs
+_MIN_CALL_SECONDS, _TIMES_BEST = 1.0, 10.0  # limits for a call
+_CALL_SECONDS = 10.0  # without a best time to compare with
+_GRACE_SECONDS = 0.5  # after a deadline, before running work is ended
 
-_PAUSES = (
-    0.05,
-)  # seconds, before a candidate is timed again that was timed while the machine had other work
-_MIN_BATCH = 16  # built together: the more, the shorter one builder waits for the others
+_PAUSES = (0.05,)  # seconds before a candidate is timed again because the machine was busy
+_MIN_BATCH = 16  # minimum built together, so that builders wait less for each other
 _KEPT_BUILDS, _KEPT_VALIDATIONS = 128, 16
 _MIN_MEMORY = 2 << 30
-_DEVICE_MEMORY = 1 << 46  # bytes of address space, of which a card's driver takes much
+_DEVICE_MEMORY = 1 << 46  # bytes of address space, much of which a GPU driver takes
 _AHEAD = 6
 
 
 class Measurement(msgspec.Struct, frozen=True):
-    """One trial: the times of its calls and its error against the oracle, or a failure and what happened."""
+    """One trial: its call times and its error against the oracle, or a failure and its message."""
 
     config: Config
     times: tuple[float, ...] = ()
@@ -94,13 +93,13 @@ class Measurement(msgspec.Struct, frozen=True):
 
 
 def typical(times: Sequence[float]) -> float:
-    """The time of a call, out of several: what timing goes on for until it is known."""
+    """The time of a call, from several; timing continues until it is known."""
     return statistics.median(times)
 
 
 @dataclass(frozen=True)
 class _ValidationFile:
-    """A task's validation in a file of memory."""
+    """A task's validation in a memory file."""
 
     descriptor: int
     stored: SharedValidation
@@ -108,7 +107,7 @@ class _ValidationFile:
 
 @dataclass
 class _Order:
-    """Something that a builder is to make. `seconds`: what it has left for it."""
+    """A build order. `seconds`: the time left for it."""
 
     request: Build | MakeValidation
     done: Callable[[BuildReply], None]
@@ -120,16 +119,18 @@ WhenBuilt = Callable[[TaskJob, Config, Made | Failed], None]
 
 
 class OutOfTime(Exception):
-    """The deadline came first."""
+    """The deadline passed."""
 
 
 class Runner:
-    """Measures configs on `threads` threads. Its processes start with the first measurement and stay warm.
+    """Measures configs on `threads` threads. Its processes start with the first measurement and stay alive.
 
-    `builders`: how many processes build at once (all cores). `cold`: nothing that a kernel reads is in a cache.
-    `modules`: names of modules that builders import first, alongside those that register templates or rules in this
-    process. `memory`: bytes that each builder may have. `seed`: of the inputs; fresh ones are drawn where it is None.
-    `device`: the number of the GPU that candidates run on; None: on the processor.
+    - `builders`: the number of concurrent build processes (default: all cores).
+    - `cold`: no data that a kernel reads is in a cache.
+    - `modules`: modules that builders import first, besides those that register templates or rules in this process.
+    - `memory`: the bytes that each builder may use.
+    - `seed`: the seed of the inputs; None draws fresh ones.
+    - `device`: the number of the GPU that candidates run on; None: the CPU.
     """
 
     def __init__(
@@ -152,18 +153,18 @@ class Runner:
         self._modules, self._build_seconds = tuple(modules), build_seconds
         limit = memory or max(_MIN_MEMORY, total // 2 // count)
         self._builders = [Child(_BUILDING, limit, _ONE_THREAD) for _ in range(count)]
-        # A card's driver takes much address space, and a process that it is in starts slowly.
+        # A GPU driver takes much address space and makes a process start slowly.
         own = max(_MIN_MEMORY, total * 3 // 4) if device is None else _DEVICE_MEMORY
         self._timer = Child(timing, own, _ONE_THREAD)
         self._spare = None if device is None else Child(timing, own, _ONE_THREAD)
         self._loaded_job: TaskJob | None = None
         self._numbers = 0
         self._validations: OrderedDict[TaskJob, _ValidationFile | Failed] = OrderedDict()
-        self._drawing: set[TaskJob] = set()  # whose validations are ordered
+        self._drawing: set[TaskJob] = set()  # tasks whose validations are ordered
         self._queue: deque[_Order] = deque()
         self._busy: dict[Child, _Order] = {}
-        self._building: set[tuple[TaskJob, Config]] = set()  # that are ordered
-        self._replies: dict[tuple[TaskJob, Config], Made | Failed] = {}  # to who ordered them
+        self._building: set[tuple[TaskJob, Config]] = set()  # configs whose builds are ordered
+        self._replies: dict[tuple[TaskJob, Config], Made | Failed] = {}  # for those who ordered them
         self._kept: OrderedDict[tuple[TaskJob, Config], Made] = OrderedDict()
         self._first_reference: float | None = None
         self._reference = 0.0
@@ -175,7 +176,7 @@ class Runner:
         self.close()
 
     def close(self) -> None:
-        """End the processes. Measuring again starts others."""
+        """End the processes. Measuring again starts new ones."""
         self._abandon()
         for child in (*self._builders, self._timer, self._spare):
             if child is not None:
@@ -191,19 +192,20 @@ class Runner:
 
     @property
     def drift(self) -> float:
-        """The time of the reference kernel now, in units of that at the start."""
+        """The time of the reference kernel now, relative to the start."""
         return self._reference / self._first_reference if self._first_reference else 1.0
 
-    # -- what others ask ------------------------------------------------------------------------------------------
+    # -- the interface --------------------------------------------------------------------------------------------
 
     def expect(self, job: TaskJob) -> None:
-        """This task is measured next: its validation is drawn while the caller thinks about which configs."""
+        """Announce that this task is measured next, so that its validation is made while the caller chooses
+        configs."""
         if not self._has_validation(job):
             self._queue.appendleft(self._validation_order(job))
             self._dispatch()
 
     def prepare(self, job: TaskJob, configs: Sequence[Config]) -> None:
-        """These configs are measured soon: they are built meanwhile."""
+        """Announce that these configs are measured soon, so that they are built meanwhile."""
         self._start_timer()
         if not self._has_validation(job):
             self._queue.append(self._validation_order(job))
@@ -218,8 +220,8 @@ class Runner:
         best: float | None = None,
         deadline: float | None = None,
     ) -> list[Measurement]:
-        """One for each config, in order; those for which there was no time before `deadline` (of `time.monotonic`) are
-        missing from the end. `best`: the shortest time so far; what is much slower is timed less, or ended."""
+        """One measurement per config, in order; those without time before `deadline` (of `time.monotonic`) are
+        missing at the end. `best`: the shortest time so far; much slower configs are timed less, or stopped."""
         results: list[Measurement] = []
         batch = max(_MIN_BATCH, 2 * len(self._builders))
         with contextlib.suppress(OutOfTime):
@@ -236,7 +238,7 @@ class Runner:
         return results
 
     def race(self, job: TaskJob, configs: Sequence[Config], seconds: float) -> list[list[float]]:
-        """Times of each config interleaved, for about so long together. One that fails has none."""
+        """Time configs interleaved, for about this long in total. A config that fails has no times."""
         made = dict(zip(configs, self.build(job, configs), strict=True))
         running = {config: each for config, each in made.items() if isinstance(each, Made)}
         times = self._interleaved(job, running, lambda numbers: Race(numbers, seconds))
@@ -245,16 +247,16 @@ class Runner:
     def successive_halving(
         self, job: TaskJob, made: Mapping[Config, Made], seconds: float
     ) -> dict[Config, list[float]]:
-        """Times of many configs interleaved, whoever made their object code, for about so long together: of all at
-        first, and then of those near the best. One that fails has none."""
+        """Time many configs, whoever built them, by successive halving for about this long: all at first, then those
+        near the best. A config that fails has no times."""
         self.build(job, [])  # its validation
         return self._interleaved(job, made, lambda numbers: SuccessiveHalving(numbers, seconds))
 
     def screen(
         self, job: TaskJob, start: Config, made: Mapping[Config, Made]
     ) -> dict[Config, float | Failed]:
-        """The time of each config by a few calls, in units of that of `start`, which is checked. The others are not:
-        what is fast here may be wrong. The process that ran them is not used again."""
+        """The time of each config by a few calls, relative to `start`, which is validated. The others are not, so a
+        fast one may be wrong. The process that ran them is not reused."""
         self.build(job, [])  # its validation
         found: dict[Config, float | Failed] = {}
         compared_to: int | None = None
@@ -300,13 +302,13 @@ class Runner:
                 running.remove(bad)
         return {}
 
-    # -- a trial's two halves -------------------------------------------------------------------------------------
+    # -- the two halves of a trial --------------------------------------------------------------------------------
 
     def build(
         self, job: TaskJob, configs: Sequence[Config], deadline: float | None = None
     ) -> list[Made | Failed]:
-        """The object code of every config. Raises OutOfTime if the deadline comes before all are there."""
-        self._start_timer()  # it needs a moment, and nobody waits for it yet
+        """The object code of every config. Raises OutOfTime if the deadline passes before all are built."""
+        self._start_timer()  # it takes a moment, and nobody waits for it yet
         if not self._has_validation(job):
             self._queue.append(self._validation_order(job))
         self._order_builds(job, configs)
@@ -343,7 +345,7 @@ class Runner:
         best: float | None = None,
         deadline: float | None = None,
     ) -> Measurement:
-        """Check and time object code, whoever made it. Raises OutOfTime."""
+        """Check and time object code, whoever built it. Raises OutOfTime."""
 
         def failed(reason: Failed) -> Measurement:
             message = reason.message
@@ -367,7 +369,7 @@ class Runner:
     # -- building -------------------------------------------------------------------------------------------------
 
     def build_all(self, wanted: Iterable[tuple[TaskJob, Config]], done: WhenBuilt) -> None:
-        """The object code of configs of any tasks, in about this order, each given to `done` as soon as it is there."""
+        """Build configs of any tasks, in about this order, and pass each to `done` when it is ready."""
         orders = list(self._build_orders(wanted, done))
         self._queue.extend(orders)
         self._work_off(lambda: not self._queue and not self._busy, None)
@@ -383,7 +385,7 @@ class Runner:
             yield _Order(Build(job, config, modules), built, self._build_seconds)
 
     def _has_validation(self, job: TaskJob) -> bool:
-        """Or will have, once what was ordered is done."""
+        """Whether the validation exists, or will once the orders are done."""
         return job in self._validations or job in self._drawing
 
     def _validation_order(self, job: TaskJob) -> _Order:
@@ -412,7 +414,7 @@ class Runner:
             os.close(oldest.descriptor)
 
     def _work_off(self, is_done: Callable[[], bool], deadline: float | None) -> None:
-        """What is ordered, as many at a time as there are builders, until enough of it is done."""
+        """Process orders, as many at a time as there are builders, until `is_done`."""
         try:
             while not is_done():
                 self._dispatch()
@@ -420,7 +422,7 @@ class Runner:
                 self._attend(ready, waited)
                 if self._busy and deadline is not None and time.monotonic() > deadline + _GRACE_SECONDS:
                     raise OutOfTime
-        except BaseException:  # an answer may still come, and would be taken for the next one's
+        except BaseException:  # a late answer would be taken for the next one's
             self._abandon()
             raise
 
@@ -431,7 +433,7 @@ class Runner:
                 child.send(msgspec.msgpack.encode(order.request), order.descriptors)
 
     def _attend(self, ready: Iterable[Child], waited: float) -> None:
-        """What builders have to say, and an end for those that take too long."""
+        """Handle messages of builders, and end those that take too long."""
         for child in ready:
             if child not in self._busy:
                 continue
@@ -446,7 +448,7 @@ class Runner:
                 self._busy.pop(child).done(Failed("timeout", "it took too long to build, and was ended"))
 
     def _abandon(self) -> None:
-        """Everything that is ordered and not done."""
+        """Drop all pending orders."""
         for child in self._busy:
             child.close()
         for order in (*self._busy.values(), *self._queue):
@@ -490,7 +492,7 @@ class Runner:
             self.cold,
             self.device or 0,
         )
-        for _ in range(2):  # one that an earlier candidate has harmed may die only now
+        for _ in range(2):  # a process that an earlier candidate has damaged may die only now
             try:
                 reply = self._ask(request, None, None, (validation.descriptor,))
             except Dead as death:
@@ -502,7 +504,7 @@ class Runner:
         raise MeasurementError(f"the process that times kernels does not start: {problem}")
 
     def _steady_times(self, best: float | None, deadline: float | None) -> tuple[float, ...] | Failed:
-        """Of the kernel that was checked last, while the machine is as fast as it used to be if that can be had."""
+        """Times of the kernel that was checked last, while the machine is at its usual speed if possible."""
         for pause in (*_PAUSES, None):
             reply = self._ask(Time(self._numbers, best), best, deadline)
             if isinstance(reply, Failed):
@@ -539,7 +541,7 @@ class Runner:
             raise
 
     def _from_timer(self, patience: float) -> bytes:
-        """Its next message; builders are attended to meanwhile."""
+        """The timer's next message; builders are served meanwhile."""
         while self._busy and patience > 0:
             ready, waited = wait(self._timer, *self._busy)
             self._attend([child for child in ready if child is not self._timer], waited)
@@ -585,7 +587,7 @@ def _close_all(descriptors: Sequence[int]) -> None:
 
 
 def _memory_file() -> int:
-    """A file without a name, in memory where the system has such."""
+    """An anonymous file, in memory if the system supports it."""
     try:
         if hasattr(os, "memfd_create"):
             return os.memfd_create("tilewright")

@@ -16,7 +16,7 @@ from tilewright.runtime.plan import ALIGNMENT, aligned
 
 
 class SharedArray(msgspec.Struct, frozen=True):
-    """An array at an offset of the shared memory."""
+    """An array at an offset in shared memory."""
 
     offset: int
     dtype: str
@@ -35,14 +35,14 @@ class SharedCase(msgspec.Struct, frozen=True):
 
 
 class SharedValidation(msgspec.Struct, frozen=True):
-    """What lies where in the shared memory."""
+    """The layout of the shared memory."""
 
     cases: tuple[SharedCase, ...]
     size: int
 
 
 def share_validation(validation: Validation, descriptor: int) -> SharedValidation:
-    """Write an validation into a file. OSError where it has no room."""
+    """Write a validation into a file. Raises OSError if there is no space."""
     end = 0
     positions: dict[int, SharedArray] = {}
 
@@ -79,7 +79,7 @@ def _write(descriptor: int, data: memoryview, offset: int) -> None:
 
 
 def load_validation(stored: SharedValidation, descriptor: int) -> Validation:
-    """The validation as it lies in the file, read-only: a kernel that goes astray does not change the answers."""
+    """The validation in the file, read-only, so that a faulty kernel cannot change the reference."""
     memory = np.frombuffer(mmap.mmap(descriptor, stored.size, access=mmap.ACCESS_READ), np.uint8)
     return Validation(tuple(_loaded(case, lambda position: _view(memory, position)) for case in stored.cases))
 

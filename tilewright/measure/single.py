@@ -1,4 +1,4 @@
-"""One task as a model of its own: built, linked and run by the same executor as any plan."""
+"""Run one task as a model of its own: built, linked and run by the same executor as any plan."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tilewright.space.implementation import Implementation
 
 
 class BuiltPart(msgspec.Struct, frozen=True):
-    """One kernel's machine code, or a library call, and what is needed to run it."""
+    """The machine code of one kernel, or a library call, and what is needed to run it."""
 
     name: str
     symbol: str  # "": a library computes it
@@ -33,7 +33,7 @@ class BuiltPart(msgspec.Struct, frozen=True):
     extent: int
     operands: tuple[
         int, ...
-    ]  # numbers of values: the parameters of the whole, then the results of earlier parts
+    ]  # indices of values: the parameters of the whole, then the results of earlier parts
     parameters: tuple[TensorSpec, ...]  # flat; the inputs, then the output
     decisions: str = ""
     launch: Launch | None = None
@@ -41,17 +41,18 @@ class BuiltPart(msgspec.Struct, frozen=True):
 
     def linkable(self) -> Linkable:
         arguments = tuple(Argument(spec.dtype, math.prod(spec.shape)) for spec in self.parameters)
-        packings = (None,) * len(self.operands)  # what is given is packed already
+        packings = (None,) * len(self.operands)  # the data is already packed
         return Linkable(
             self.symbol, self.code, self.extent, self.decisions, packings, self.launch, self.vendor, arguments
         )
 
 
 class Built(msgspec.Struct, frozen=True):
-    """What computes a task, built: plain data, which one process makes and another runs.
+    """A built implementation of a task, as plain data: one process makes it and another runs it.
 
-    `parameters`: flat; the inputs as they are stored for the kernels, then the output. `sources`: of each of these
-    inputs, the number of the task's input; `packings`: the order in which it is expected."""
+    `parameters`: flat; the inputs in the kernels' layouts, then the output. `sources`: for each of these inputs, the
+    index of the task's input; `packings`: its layout.
+    """
 
     parts: tuple[BuiltPart, ...]
     parameters: tuple[TensorSpec, ...]
@@ -81,7 +82,7 @@ class Built(msgspec.Struct, frozen=True):
     ) -> Built:
         kernels = [build_part(part, machine, numerics, cache)[0] for part in made.parts]
         given = {node: number for number, node in enumerate(made.inputs)}
-        # An input that two parts read in different orders is given twice.
+        # An input that two parts read in different layouts is passed twice.
         wanted: dict[tuple[int, Packing | None], TensorSpec] = {}
         for part, kernel in zip(made.parts, kernels, strict=True):
             for node, packing in zip(part.operands, kernel.packings, strict=True):
@@ -130,7 +131,8 @@ def _part(name: str, kernel: Linkable, operands: tuple[int, ...], specs: tuple[T
 
 
 class KernelRun(NamedTuple):
-    """One run of what was built in a plan: the numbers of the plan's inputs that it reads, and of the output."""
+    """One run of a built implementation in a plan: the indices of the plan's inputs that it reads, and of its
+    output."""
 
     built: Built
     inputs: Sequence[int]
@@ -140,7 +142,7 @@ class KernelRun(NamedTuple):
 def plan_of(
     runs: Sequence[KernelRun], machine: Machine, *, inputs: int, outputs: int, numerics: str = "fast"
 ) -> tuple[Plan, dict[str, bytes]]:
-    """The plan of these runs in order, and its object code: so many flat inputs and outputs, of the caller's."""
+    """The plan of these runs in order, and its object code, with this many flat inputs and outputs of the caller."""
     specs: dict[tuple[str, int], TensorSpec] = {}
     calls = []
     for number, (built, reads, writes) in enumerate(runs):
@@ -168,16 +170,16 @@ def plan_of(
 def executor_of(
     runs: Sequence[KernelRun], machine: CpuMachine, threads: int | None, *, inputs: int, outputs: int
 ) -> Executor:
-    """These runs on a processor, loaded."""
+    """Load these runs on a CPU."""
     plan, objects = plan_of(runs, machine, inputs=inputs, outputs=outputs)
     return Executor(plan, [], objects, threads)
 
 
 class SingleKernel:
-    """A program ready to run on flat arrays, which lie in memory as a plan's own do: aligned to a cache line.
+    """A program ready to run on flat arrays, aligned to cache lines as in a plan.
 
-    Vectors that straddle two lines cost half the speed of a good kernel, so arrays that are not aligned are copied,
-    once: an array must not be changed between two calls that are given it.
+    Vectors that straddle two lines halve the speed of a good kernel, so unaligned arrays are copied once: an array
+    must not change between two calls that receive it.
     """
 
     def __init__(

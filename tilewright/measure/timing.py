@@ -1,7 +1,7 @@
-"""The timing process: loads what was built, validates it, and runs it alone.
+"""The timing process: it loads built candidates, validates them, and times them alone.
 
-What it is told and what it answers is the same for all machines; how a candidate is run on one is a Timer's own:
-`cpu_timer.py` and `gpu_timer.py`.
+Its messages are the same for all machines; a Timer runs candidates on one kind of machine: `cpu_timer.py` and
+`gpu_timer.py`.
 """
 
 from __future__ import annotations
@@ -23,21 +23,23 @@ from tilewright.measure.shared_checks import SharedValidation, load_validation
 from tilewright.measure.single import Built
 from tilewright.measure.validation import OutOfBoundsWrite, Validation, WrongResult
 
-SendHeartbeat = Callable[[bool], None]  # told before a call of a kernel (True) or something else
+SendHeartbeat = Callable[[bool], None]  # called before a kernel call (True) or other work
 
-_TIGHT = 0.02  # of the median: the width of its confidence interval at which it is known well enough
-_INTERVAL = 0.98  # ranks to each side of the median, over the root of their number: 95% confidence
+_TIGHT = 0.02  # of the median: the width of its confidence interval that suffices
+_INTERVAL = 0.98  # ranks on each side of the median, over the square root of their number: 95% confidence
 _MIN_CALLS, _MIN_SECONDS = 5, 0.003
 _MAX_CALLS, _MAX_SECONDS = 400, 0.015
-_UNSTEADY_SECONDS = 0.04  # as long as this it is tried to find the machine at rest
-_SLACK = 0.2  # of the share by which a kernel is slower than the best: by so much wider its interval may be
-_HOPELESS, _HOPELESS_CALLS = 3.0, 3  # times the best so far: how slow exactly is of no interest
-RACE_ROUNDS = 5  # at least
+_UNSTEADY_SECONDS = 0.04  # how long to wait for the machine to be idle
+_SLACK = (
+    0.2  # a kernel that is slower than the best may have an interval wider by this share of the difference
+)
+_HOPELESS, _HOPELESS_CALLS = 3.0, 3  # factor of the best time above which the exact time does not matter
+RACE_ROUNDS = 5  # minimum
 HEARTBEAT_SECONDS = 0.05
 
 
 class LoadTask(msgspec.Struct, frozen=True, tag=True):
-    """Take up a task: its validation lies in the file whose descriptor comes with this."""
+    """Start a task: its validation is in the file whose descriptor comes with this message."""
 
     validation: SharedValidation
     described: str  # the machine
@@ -45,7 +47,7 @@ class LoadTask(msgspec.Struct, frozen=True, tag=True):
     threads: int
     constants: tuple[int, ...]
     cold: bool
-    device: int = 0  # the number of the GPU
+    device: int = 0  # the GPU's number
 
     @property
     def machine(self) -> Any:
@@ -53,7 +55,7 @@ class LoadTask(msgspec.Struct, frozen=True, tag=True):
 
 
 class Check(msgspec.Struct, frozen=True, tag=True):
-    """Load a kernel under a number and examine it. Others but those of `keep` are forgotten."""
+    """Load a kernel under a number and validate it. Others are dropped, except those in `keep`."""
 
     number: int
     built: Built
@@ -61,39 +63,39 @@ class Check(msgspec.Struct, frozen=True, tag=True):
 
 
 class Time(msgspec.Struct, frozen=True, tag=True):
-    """Time a kernel that was checked. `best`: the time to beat, where there is one."""
+    """Time a validated kernel. `best`: the time to beat, if any."""
 
     number: int
     best: float | None = None
 
 
 class Race(msgspec.Struct, frozen=True, tag=True):
-    """Time kernels that were checked interleaved, for about so long together."""
+    """Time validated kernels interleaved, for about this long in total."""
 
     numbers: tuple[int, ...]
     seconds: float
 
 
 class SuccessiveHalving(msgspec.Struct, frozen=True, tag=True):
-    """Time many kernels that were checked interleaved, for about so long together: all, then those near the best."""
+    """Time many validated kernels interleaved, for about this long in total: all, then those near the best."""
 
     numbers: tuple[int, ...]
     seconds: float
 
 
 class QuickTiming(msgspec.Struct, frozen=True, tag=True):
-    """Load a kernel and time a few calls of it, interleaved with one that was checked. It may compute anything."""
+    """Load a kernel and time a few calls, interleaved with a validated one. Its results are not checked."""
 
     built: Built
     compared_to: int
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The task was taken up."""
+    """The task was loaded."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
-    """Not an answer: a call of a kernel begins now (`native`), or something else does."""
+    """Not an answer: a kernel call starts now (`native`), or other work does."""
 
     native: bool
 
@@ -103,8 +105,8 @@ class CheckDone(msgspec.Struct, frozen=True, tag=True):
 
 
 class Timed(msgspec.Struct, frozen=True, tag=True):
-    """Times of calls, from stretches in which the machine was as fast as it used to be if it is `steady`; and the
-    typical time of the reference kernel between them."""
+    """Call times, from series in which the machine had its usual speed if `steady`, and the typical time of the
+    reference kernel between them."""
 
     times: tuple[float, ...]
     reference: float
@@ -116,7 +118,7 @@ class Raced(msgspec.Struct, frozen=True, tag=True):
 
 
 class QuickTimed(msgspec.Struct, frozen=True, tag=True):
-    """The seconds of a kernel, in units of the one alongside it."""
+    """The time of a kernel relative to the other one."""
 
     ratio: float
 
@@ -125,12 +127,12 @@ TimingReply = Ready | Heartbeat | CheckDone | Timed | Raced | QuickTimed | Faile
 
 
 class Timer(Protocol):
-    """A task, and the candidates for it that were checked, on one kind of machine."""
+    """A task and its validated candidates, on one kind of machine."""
 
     def __init__(self, task: LoadTask, validation: Validation, heartbeat: SendHeartbeat) -> None: ...
 
     def check(self, number: int, built: Built, keep: Sequence[int]) -> float:
-        """Run a candidate on every case of the validation: its error on the first. Raises WrongResult."""
+        """Run a candidate on every case of the validation, and return its error on the first. Raises WrongResult."""
 
     def time(self, number: int, best: float | None) -> Timed: ...
 
@@ -192,7 +194,7 @@ def _answer(timer: Timer, request: Check | Time | Race | SuccessiveHalving | Qui
 
 
 def _many(timer: Timer, request: SuccessiveHalving | QuickTiming) -> TimingReply:
-    """Quick looks at many candidates: on processors alone."""
+    """Quick timings of many candidates, on CPUs only."""
     from tilewright.measure.cpu_timer import CpuTimer
 
     assert isinstance(timer, CpuTimer)
@@ -202,7 +204,7 @@ def _many(timer: Timer, request: SuccessiveHalving | QuickTiming) -> TimingReply
 
 
 class CandidateFailed(Exception):
-    """A candidate failed in a way that has a kind. After one that went `corrupted` its process cannot be trusted."""
+    """A candidate failed with a known kind. After a `corrupted` one, its process cannot be trusted."""
 
     def __init__(self, kind: str, message: str, corrupted: bool = False) -> None:
         self.kind, self.corrupted = kind, corrupted
@@ -210,7 +212,7 @@ class CandidateFailed(Exception):
 
 
 class Times:
-    """The times of a kernel so far, those of steady stretches apart."""
+    """The call times of a kernel so far; those of steady series are separate."""
 
     def __init__(self, best: float | None) -> None:
         self._best = best
@@ -244,7 +246,7 @@ class Times:
 
     @property
     def _tight(self) -> float:
-        """Of one that is not among the best, less has to be known."""
+        """The required accuracy, lower for kernels that are not among the best."""
         if self._best is None:
             return _TIGHT
         return _TIGHT + _SLACK * max(0.0, min(self._steady) / self._best - 1)
@@ -255,7 +257,7 @@ class Times:
 
 
 def interval_width(times: Sequence[float]) -> float:
-    """Of the 95% confidence interval of the median, by ranks, as a share of the median."""
+    """The width of the 95% confidence interval of the median, by ranks, as a share of the median."""
     ordered = sorted(times)
     count = len(ordered)
     below = math.floor(count / 2 - _INTERVAL * math.sqrt(count))

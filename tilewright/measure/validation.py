@@ -1,7 +1,7 @@
-"""Validation: the inputs a kernel must pass before its time counts, the oracle's answers, and the error each element
+"""Validation: the inputs a kernel must pass before its time counts, the oracle's results, and the error each element
 may have.
 
-    ordinary   random numbers of both signs, where most of the result is a number then; also what is timed
+    ordinary   random numbers of both signs, if most of the result is finite then; also used for timing
     edges      zeros, equal numbers, very large and very small ones, stretches of another magnitude
     special    a few NaN and infinities
     rows       whole rows small, wide apart, far from zero to both sides, zero, and nearly constant: what an exponential
@@ -16,7 +16,7 @@ may have.
                ones the ends have, and some of every lane of a vector. Of different heights: where two products of
                peaks were nearly the same, the digits in which they differ would decide which counts
 
-The last five are for tasks that they can tell anything of.
+The last five are used only for tasks to which they apply.
 """
 
 from __future__ import annotations
@@ -53,32 +53,30 @@ from tilewright.measure.magnitudes import spread_out
 from tilewright.measure.rows import few_rows
 from tilewright.numerics import is_strict, may_lose_digits, may_round_to_tf32
 
-# Relative errors in the L2 norm that a kernel may have on ordinary inputs, by the type of its result.
+# Allowed relative L2 errors of a kernel on ordinary inputs, by the type of its result.
 L2_BOUNDS = {DType.F64: 1e-5, DType.F32: 1e-5, DType.F16: 2e-3, DType.BF16: 2e-2}
-# How far one element may be off, in units of its own size and of what the change of all values did to it. Kernels that
-# multiply and add as the task says come to a twentieth of these. For sums of products see `bounds.py`.
+# The allowed error of one element, in units of its own size and of its change under the perturbation. Kernels that
+# multiply and add as defined reach a twentieth of these. For contractions see `bounds.py`.
 ELEMENT_BOUNDS = {DType.F64: 1e-5, DType.F32: 1e-5, DType.F16: 2e-3, DType.BF16: 1.2e-2}
-_RELAXED_BOUND = 1e-4  # of sums of products by algorithms whose error has no bound for each element
-_TF32_BOUND = 1e-3  # the same where operands may be rounded to 10 bits of fraction too
-# Times what rounding the answer itself comes to. A rounding between two operators that a kernel leaves out, or one that
-# it adds, makes it 1.4 times that; of few elements it might do so by accident. An answer that needs no rounding, as
-# that of a maximum, still depends on how what it is of was rounded. In a type finer than what lies between it is only
-# that: all of it where the rounding is left out, a little where the last digits of some sums decide it otherwise.
+_RELAXED_BOUND = 1e-4  # for contractions by algorithms without an error bound for each element
+_TF32_BOUND = 1e-3  # the same if operands may also be rounded to 10 fraction bits
+# Multiples of the error of rounding the result itself. A rounding between operators that a kernel omits or adds gives
+# 1.4 times that; with few elements it might happen by accident. A result without its own rounding, such as a maximum,
+# still depends on the rounding of its operands. In a type finer than the intermediate ones it is only that: the full
+# error if the rounding is omitted, a little if the last digits of some sums differ.
 _ROUNDED_ONCE, _ROUNDED_ELEMENTS, _TYPICAL_ROUNDING, _ROUNDED_OTHERWISE = 1.2, 256, 0.2, 0.1
-_MIN_SHARE = 1e-2  # of the typical size of all elements, which each may count as its own
-# The same with relaxed numerics, where an element's error may be that of a row that its own is added to.
-_RELAXED_SHARE, _RELAXED_ODD_SHARE = 1.0, 5.0  # on inputs of one size, of several
-_EPILOGUE = 1e-6  # error of an activation, alongside its operand
-_OTHER_GELU = (
-    1.25  # times what the approximate GELU differs by: its own hyperbolic tangent is approximate too
-)
+_MIN_SHARE = 1e-2  # minimum size of an element, as a share of the typical size of all elements
+# The same with relaxed numerics, where an element may have the error of another row that is added to its own.
+_RELAXED_SHARE, _RELAXED_ODD_SHARE = 1.0, 5.0  # for inputs of one magnitude, and of several
+_EPILOGUE = 1e-6  # error of an activation, besides its operand's
+_OTHER_GELU = 1.25  # factor of the difference to the approximate GELU, whose tanh is approximate too
 _SPREAD_TYPES = (DType.F32, DType.F16, DType.BF16)
 _LARGE, _TINY = 1e3, 2.0**-120
-_TINY_HALF = 2.0**-14  # what 16 bits can hold
+_TINY_HALF = 2.0**-14  # smallest normal float16
 
-_SMALL = 2.0**-9  # whose square is about what norms add to a variance
-_WIDE, _FAR = 48.0, 150.0  # exponentials of such numbers are beyond single precision
-# From here hardly a digit is left of a variance by sums of squares, and most of one by differences: for norms.
+_SMALL = 2.0**-9  # its square is about the epsilon that norms add to a variance
+_WIDE, _FAR = 48.0, 150.0  # exponentials of these are outside single precision
+# From here on, hardly any digits remain of a variance by sums of squares, and most of one by differences: for norms.
 _FARTHER, _FAR_ROWS = 16000.0, 64
 _TREATMENTS: tuple[Callable[[np.ndarray], np.ndarray], ...] = (
     lambda x: x * _SMALL,
@@ -88,16 +86,16 @@ _TREATMENTS: tuple[Callable[[np.ndarray], np.ndarray], ...] = (
     lambda x: x - _FAR,
     lambda x: x * 0.0,
 )
-_ROWS = 4  # at least, for an axis to be one along which rows lie
-_PEAK, _HIGHER = 300.0, 0.5  # and what the highest is above that, as a share
-_GOLDEN = 0.5 * (5**0.5 - 1)  # multiples of which, taken modulo 1, stay apart
-_MAX_TURNS, _ROTATED_ELEMENTS = 32, 1 << 17  # of peaks; in all, that several turns are taken of
-_ROWS_AT_ONCE = 4  # for each of which a kernel may have code of its own
-_POSITIONS_AT_ONCE = 64  # the same of places: some vectors of them
-_CLASS_STEP = 17  # has no divisor in common with that, nor with any vector's width
+_ROWS = 4  # minimum for an axis of rows
+_PEAK, _HIGHER = 300.0, 0.5  # and the relative excess of the highest
+_GOLDEN = 0.5 * (5**0.5 - 1)  # its multiples modulo 1 are well spread
+_MAX_TURNS, _ROTATED_ELEMENTS = 32, 1 << 17  # maximum turns of peaks; maximum elements for several turns
+_ROWS_AT_ONCE = 4  # rows for each of which a kernel may have separate code
+_POSITIONS_AT_ONCE = 64  # the same for positions: some vectors
+_CLASS_STEP = 17  # coprime to that and to any vector width
 _MAXIMA = {"softmax", "log_softmax", "attention", "amax", "argmax", "max_pool", "adaptive_max_pool"}
 _MINIMA = {"amin", "argmin"}
-# What these do to numbers of one size they do to those of any.
+# Operators that act the same on numbers of any magnitude.
 _SIZE_BLIND = {
     *("neg", "abs", "relu", "leaky_relu", "add", "sub", "mul", "maximum", "minimum", "batch_norm"),
     *("sum", "mean", "amax", "amin", "cumsum", "matmul", "linear", "conv", "conv_transpose"),
@@ -106,16 +104,17 @@ _SIZE_BLIND = {
 
 
 class WrongResult(Exception):
-    """A kernel ran and computed something else than the oracle."""
+    """A kernel's result differs from the oracle's."""
 
 
 class OutOfBoundsWrite(WrongResult):
-    """A kernel wrote where it must not: nothing in its process can be trusted any more."""
+    """A kernel wrote out of bounds: nothing in its process can be trusted any more."""
 
 
 @dataclass(frozen=True)
 class Repeats:
-    """Which row of few each row of a task repeats, and the shapes of the inputs that have rows (None: others)."""
+    """For each row of a task, the distinct row that it repeats, and the shapes of the inputs that have rows (None:
+    others)."""
 
     rows: np.ndarray
     shapes: tuple[tuple[int, ...] | None, ...]
@@ -125,21 +124,21 @@ class Repeats:
         return few if shape is None else few.reshape(len(few), -1)[self.rows].reshape(shape)
 
     def output(self, flat: np.ndarray) -> np.ndarray:
-        """Flat values of the few rows, as those of all."""
+        """Expand flat values of the few rows to all rows."""
         count = int(self.rows.max()) + 1
         return flat.reshape(count, -1)[self.rows].reshape(-1)
 
 
 @dataclass(frozen=True)
 class CheckCase:
-    """Inputs and the answer to them. `allowed`: for each element how far it may be off; infinite where nothing can be
-    said. Of a `nan_spreads` task a NaN or an infinity may make other elements so too.
+    """Inputs and the reference result. `allowed`: the allowed error of each element; infinite if unknown. In a
+    `nan_spreads` task, a NaN or an infinity may spread to other elements.
 
-    `repeats`: where a task has many rows, these arrays have few, and each row of the task is one of them (`rows.py`).
+    `repeats`: if a task has many rows, these arrays have few, and each row of the task is one of them (`rows.py`).
     """
 
     name: str
-    stored: tuple[np.ndarray, ...]  # the inputs, those of many rows on few
+    stored: tuple[np.ndarray, ...]  # the inputs; those with many rows on few
     reference: np.ndarray
     allowed: np.ndarray
     nan_spreads: bool = False
@@ -148,7 +147,7 @@ class CheckCase:
 
     @property
     def inputs(self) -> tuple[np.ndarray, ...]:
-        """As the task takes them."""
+        """In the task's shapes."""
         return tuple(map(self.input, range(len(self.stored))))
 
     def input(self, number: int) -> np.ndarray:
@@ -156,7 +155,8 @@ class CheckCase:
         return stored if self.repeats is None else self.repeats.input(number, stored)
 
     def error(self, result: np.ndarray) -> float:
-        """The relative L2 error of a flat result. Raises WrongResult where it, or any one element, is too large."""
+        """The relative L2 error of a flat result. Raises WrongResult if it, or the error of any element, is too
+        large."""
         reference, limits = self.reference, self.allowed
         if self.repeats is not None:
             reference, limits = self.repeats.output(reference), self.repeats.output(limits)
@@ -179,7 +179,7 @@ class CheckCase:
     def _check_odd_ones(
         self, result: np.ndarray, wrong: np.ndarray, reference: np.ndarray, limits: np.ndarray
     ) -> None:
-        """Elements that are not near the answer: both may be the same infinity, or no number."""
+        """Check elements that are far from the reference: both may be the same infinity, or NaN."""
         (positions,) = np.nonzero(wrong)
         got, expected = result[positions].astype(np.float64), reference[positions].astype(np.float64)
         allowed = limits[positions]
@@ -204,7 +204,7 @@ def _finite(values: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Validation:
-    """The cases of one task. Constants are the same arrays in all of them but those of "magnitudes"."""
+    """The cases of one task. Constants are the same arrays in all of them, except in "magnitudes"."""
 
     cases: tuple[CheckCase, ...]
 
@@ -243,7 +243,7 @@ class _CheckMaker:
         if self.relaxed:
             self.bound = max(self.bound, _TF32_BOUND if may_round_to_tf32(numerics) else _RELAXED_BOUND)
         self.rounded = rounded_nodes(self.graph, numerics)
-        for node in self.rounded:  # a sum whose last digits decide may be off by a whole step of this type
+        for node in self.rounded:  # a sum whose last digits matter may be off by a whole step of this type
             self.bound = max(self.bound, ELEMENT_BOUNDS[node.dtype])
         self.overflowing = {
             node
@@ -256,7 +256,7 @@ class _CheckMaker:
         self.treatments = (*_TREATMENTS, lambda x: x + _FARTHER) if self.relative else _TREATMENTS
         self.hides_keys = any(n.op == "attention" and n.attrs["causal"] for n in self.graph.nodes())
         self.nan_spreads = self.relaxed or any(node.op == "attention" for node in self.graph.nodes())
-        # Both signs, unless most of the result is no number then: a logarithm's, say.
+        # Both signs, unless most of the result is then not finite: a logarithm's, say.
         self.positive = False
         self.inputs = self._ordinary()
         self.answer = self._answer(self.inputs)
@@ -277,7 +277,7 @@ class _CheckMaker:
             ]
         if name != "ordinary":
             if all(new is old for new, old in zip(inputs, self.inputs, strict=True)):
-                return None  # nothing but constants and integers
+                return None  # only constants and integers
             answer = self._answer(inputs)
         dtype = self.task.output.dtype
         allowed = self._allowed(name, inputs, answer)
@@ -288,7 +288,7 @@ class _CheckMaker:
             answer = np.where(overflown, np.copysign(np.inf, answer), answer)
         nan_spreads = self.nan_spreads and name == "special"
         if name == "special" and self.hides_keys:
-            # What a query does not see may be multiplied by 0, or not read at all: then NaN does not reach it.
+            # Keys that a query does not see may be multiplied by 0, or not read at all; then NaN does not reach it.
             allowed = np.where(np.isfinite(answer), allowed, np.float32(np.inf))
         if self.overflowing and name != "ordinary":
             # A kernel may round a computed operand to float16, where it overflows, or keep it in float32.
@@ -318,8 +318,8 @@ class _CheckMaker:
         return allowed + self._of_epilogue(inputs, allowed) if alone else allowed
 
     def _of_epilogue(self, inputs: Sequence[np.ndarray], allowed: np.ndarray) -> np.ndarray:
-        """What an activation behind a sum adds: its own rounding is small compared with the sum, not alongside what is
-        left of it (of a GELU far below zero, say)."""
+        """The error that an activation after a sum adds: its rounding is small relative to the sum, but not relative
+        to a small result (a GELU far below zero)."""
         if all(map(self._is_size_blind, self.graph.nodes())):
             return np.zeros_like(allowed)
         (summed,) = evaluate(Graph(self.graph.inputs, (self.sums[-1],)), inputs, precise=True)
@@ -329,7 +329,7 @@ class _CheckMaker:
         )
 
     def _of_gelu(self, inputs: Sequence[np.ndarray], answer: np.ndarray) -> np.ndarray | float:
-        """What the approximation by a hyperbolic tangent adds, where an exact GELU of 16 bits may be computed so."""
+        """The error of the tanh approximation, where an exact GELU in 16 bits may use it."""
         exact = [n for n in self.graph.nodes() if n.op == "gelu" and n.attrs["approximate"] == "none"]
         if is_strict(self.numerics) or not any(node.dtype.is_half for node in exact):
             return 0.0
@@ -345,8 +345,8 @@ class _CheckMaker:
         return np.asarray(_OTHER_GELU * np.nan_to_num(moved, nan=0.0, posinf=0.0), np.float32)
 
     def _errors(self, every: bool, direction: float) -> Errors | None:
-        """By how much sums of products may be off, in units of the change that is tried: every one, or those that may
-        be computed in another basis, whose errors are not their own products' alone."""
+        """The allowed errors of contractions in units of the perturbation: all of them, or those that may be computed
+        in another basis, whose errors depend on other products too."""
         summed = [
             n
             for n in self.graph.nodes()
@@ -384,7 +384,7 @@ class _CheckMaker:
         return min(bound, _ROUNDED_ONCE * max(own, _TYPICAL_ROUNDING * step))
 
     def treated_names(self) -> list[str]:
-        """The cases of rows that are treated: of few rows several, until each has been treated in every way."""
+        """The cases with modified rows: several if there are few rows, until each row has had every modification."""
         if all(self._is_size_blind(node) for node in self.graph.nodes()):
             return []
         shapes = [node.shape for node in self.graph.inputs if node.dtype.is_float]
@@ -398,8 +398,8 @@ class _CheckMaker:
         return [*_turns("rows", -(-count // fewest)), *_turns("far", far), "columns"]
 
     def peak_names(self) -> list[str]:
-        """Of small tasks as many as there are places in a row; of few rows several, until every place has had its peak
-        in each of the rows that may be computed at once."""
+        """In small tasks, as many cases as positions in a row; with few rows several, until every position has had
+        its peak in each row that may be computed at once."""
         shapes = [node.shape for node in self.graph.inputs if node.dtype.is_float and node.type.size]
         if not shapes or not any(node.op in _MAXIMA | _MINIMA for node in self.graph.nodes()):
             return []
@@ -412,7 +412,7 @@ class _CheckMaker:
         return _turns("peaks", turns)
 
     def _peak_axis(self, shape: tuple[int, ...]) -> int:
-        """The one along which a maximum of such an input is taken, as far as that is known; else the last."""
+        """The axis along which a maximum of this input is taken, if known; otherwise the last."""
         for node in self.graph.nodes():
             if node.op in _MAXIMA | _MINIMA and node.inputs[0].shape == shape:
                 axis = node.attrs.get("axis", (node.attrs.get("axes") or (-1,))[-1])
@@ -435,7 +435,7 @@ class _CheckMaker:
         return ["magnitudes"] if self.sums and floats and not self.relaxed else []
 
     def _spread(self) -> list[np.ndarray]:
-        """Inputs that sums of products are of, spread out along the axis that is summed over."""
+        """Inputs of contractions, with magnitudes spread along the reduction axis."""
         inputs = list(self.inputs)
         numbers = {node: number for number, node in enumerate(self.graph.inputs)}
         for node in self.sums:
@@ -487,7 +487,7 @@ class _CheckMaker:
         if dtype.is_float:
             values = rng.standard_normal(shape, dtype=np.float32)
             if constant and len(shape) > 1:
-                values /= np.float32(math.sqrt(math.prod(shape[1:])))  # sums of products stay near one
+                values /= np.float32(math.sqrt(math.prod(shape[1:])))  # keeps sums of products near one
             return np.asarray(np.abs(values) if self.positive else values, dtype.numpy)
         if dtype in (DType.I8, DType.U8):
             limits = np.iinfo(dtype.numpy)
@@ -511,14 +511,14 @@ class _CheckMaker:
         if not dtype.is_float:
             return array
         if not self.positive:
-            flat = -flat  # what was cut off by a relu shows now
+            flat = -flat  # values that a relu removed show now
         for magnitude in (2.0**-12, 2.0**-6, 8.0):
             flat[_stretch(rng, flat.size)] *= np.asarray(magnitude, flat.dtype)
         flat[_stretch(rng, flat.size)] = 1.0
         tiny = _TINY_HALF if dtype is DType.F16 else _TINY
         for value, share in ((0.0, 0.1), (1.0, 0.05), (tiny, 0.05)):
             flat[rng.random(flat.size) < share] = value
-        # Side by side, so that elsewhere sums are not drowned by them.
+        # Adjacent, so that they do not dominate sums elsewhere.
         large = flat[_stretch(rng, flat.size)]
         large[rng.random(large.size) < 0.2] = _LARGE
         if not self.positive:
@@ -534,7 +534,8 @@ class _CheckMaker:
         peak = _PEAK if any(node.op in _MAXIMA for node in self.graph.nodes()) else -_PEAK
         numbers = np.arange(count)
         heights = peak * (1.0 + _HIGHER * (numbers * _GOLDEN % 1.0))
-        # As many turns as there are places bring a row to each of them; of many rows each residue class comes to each.
+        # As many turns as positions bring a row's peak to each of them; with many rows, each residue class reaches
+        # each.
         step = next(n for n in itertools.count(min(count, positions)) if math.gcd(n, positions) == 1)
         rotated = (numbers + numbers // positions + turn * step) % positions
         rows[numbers, _order_of_positions(positions)[rotated]] += heights.astype(rows.dtype)
@@ -551,14 +552,15 @@ class _CheckMaker:
 
 
 def _stretch(rng: np.random.Generator, size: int) -> slice:
-    """An eighth of so many elements, side by side."""
+    """An eighth of this many elements, contiguous."""
     length = max(1, size // 8)
     begin = int(rng.integers(0, size - length + 1))
     return slice(begin, begin + length)
 
 
 def _order_of_positions(positions: int) -> np.ndarray:
-    """Those of a row: the ends, then one of each residue class, at random, then another of each, and so on."""
+    """The positions of a row: the ends, then one of each residue class, at random, then another of each, and
+    so on."""
     rounds = -(-positions // _POSITIONS_AT_ONCE)
     classes = np.arange(_POSITIONS_AT_ONCE) * _CLASS_STEP % _POSITIONS_AT_ONCE
     starts = np.random.default_rng(positions).integers(0, rounds, _POSITIONS_AT_ONCE)
@@ -568,7 +570,7 @@ def _order_of_positions(positions: int) -> np.ndarray:
 
 
 def _index_extents(graph: Graph) -> dict[Node, int]:
-    """For integer inputs that places are looked up by: how many places there are."""
+    """The table size for each integer input that is used as an index."""
     found: dict[Node, int] = {}
     for node in graph.nodes():
         if node.op not in ("take", "take_along"):
@@ -585,7 +587,7 @@ def _turns(name: str, count: int) -> list[str]:
 
 
 def _treated_axis(name: str, shape: Sequence[int]) -> int | None:
-    """The axis along which the rows of a case are told apart; None where there is none."""
+    """The axis of a case's rows; None if there is none."""
     if name == "columns":
         return len(shape) - 1 if shape and shape[-1] >= _ROWS else None
     if not name.startswith(("rows", "far")) or not shape:

@@ -1,1 +1,1 @@
-"""Graph passes, one a file, and `pipeline.py`, the list of them in order: a Graph in, a Partition out."""
+"""Graph passes, one per file, and `pipeline.py`, which lists them in order: a Graph in, a Partition out."""

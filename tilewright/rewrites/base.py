@@ -1,8 +1,8 @@
-"""What a pass is, and the runner that verifies and traces each one.
+"""The Pass protocol, and the runner that verifies and traces each pass.
 
-A pass that only makes a model faster must never be the reason that it cannot be compiled: where one raises, or gives a
-graph that is not legal, the graph of before goes on and a warning names the pass. A pass that a later stage cannot do
-without (`Pass.reaches`) still fails the compilation, and with the option `strict_passes` every pass does.
+A pass that only makes a model faster must never prevent its compilation. If one raises an error or returns an illegal
+graph, the previous graph is used and a warning names the pass. A pass that a later stage requires (`Pass.reaches`)
+still fails the compilation; with the option `strict_passes` every pass does.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from tilewright.graph.ir import Graph
 from tilewright.graph.verify import verify
 from tilewright.support.trace import Event, Trace
 
-Observer = Callable[[str, Graph], None]  # is told the name of each pass and the graph that it gave
+Observer = Callable[[str, Graph], None]  # receives the name of each pass and its resulting graph
 
 
 @dataclass(frozen=True)
 class Pass:
-    """A graph in, an equivalent graph out. Options are fields; `name` is what traces and errors call it."""
+    """A graph in, an equivalent graph out. Options are fields; traces and errors use `name`."""
 
     name: ClassVar[str] = ""
-    # The stage of graph/verify.py that a graph has reached once this pass has run; None: the same as before. A pass
-    # that reaches a stage is required, all others are optional.
+    # The stage of graph/verify.py that a graph has reached after this pass; None: unchanged. A pass that reaches a
+    # stage is required, all others are optional.
     reaches: ClassVar[str | None] = None
 
     def run(self, graph: Graph) -> Graph:
         raise NotImplementedError
 
     def traced(self, graph: Graph, span: Event) -> Graph:
-        """The same, with notes of what was done: of a pass that has rules, how often each was taken."""
+        """Run the pass and add notes to the trace; a pass with rules notes how often each was applied."""
         return self.run(graph)
 
 
@@ -46,8 +46,8 @@ def run_passes(
     stage: str = "imported",
     observe: Observer | None = None,
 ) -> Graph:
-    """Runs the passes in order and verifies what each one gives. Passes do not change inputs or the number, types or
-    order of outputs; that too is checked. The span of each says whether it has `changed` the graph."""
+    """Run the passes in order and verify each result. Passes must not change inputs, nor the number, types or order
+    of outputs; that is checked too. The span of each pass says whether it `changed` the graph."""
     verify(graph, stage, after="import")
     count = len(graph.nodes())
     failed: set[str] = set()
@@ -81,13 +81,13 @@ def _check(result: Graph, before: Graph, stage: str, name: str) -> None:
 
 
 def _may_be_skipped(error: Exception) -> bool:
-    """Whether `error` is a bug of an optional pass, and not something that the user has to hear."""
+    """Whether `error` is a bug of an optional pass, not something that the user must know."""
     users = isinstance(error, TilewrightError) and not isinstance(error, InternalError)
     return not users and not knobs.get("strict_passes")
 
 
 def _report(skipped: Pass, error: Exception, trace: Trace, *, warn: bool) -> None:
-    """One event for each failure, and one warning for each pass: some run several times."""
+    """Record one event for each failure, and one warning for each pass, because some run several times."""
     what = f"{type(error).__name__}: {error}".splitlines()[0]
     trace.mark(f"rewrites.{skipped.name}.skipped", error=what)
     if not warn:

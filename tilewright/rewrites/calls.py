@@ -1,4 +1,4 @@
-"""Calls of tasks joined to one: what a rewrite of a partition is made of."""
+"""Merge task calls: helpers for rewrites of a partition."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tilewright.support.layers import merged
 
 
 def reader_counts(partition: Partition) -> Counter[Node]:
-    """How often each buffer is read. A call may read one twice, in two roles."""
+    """How often each buffer is read. A call may read one twice, as two operands."""
     return Counter(partition.buffer_of(node) for call in partition.calls for node in call.inputs)
 
 
 def with_producer(call: TaskCall, node: Node, before: TaskCall) -> TaskCall:
-    """`call` with what computes one of its inputs taken in."""
+    """`call` merged with the computation of one of its inputs."""
     operands = [*(each for each in call.inputs if each is not node), *before.inputs]
     unique = list(dict.fromkeys(operands))
     number = {each: index for index, each in enumerate(unique)}
@@ -51,7 +51,7 @@ def with_producer(call: TaskCall, node: Node, before: TaskCall) -> TaskCall:
 
 
 def _rebuilt(output: Node, known: dict[Node, Node]) -> Node:
-    """The node again, of other operands."""
+    """The node again, with other operands."""
     made = dict(known)
     for node in Graph((), (output,)).nodes():
         if node not in made:

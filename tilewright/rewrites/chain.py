@@ -1,10 +1,10 @@
-"""chain: a depthwise convolution and the 1x1 convolutions around it as one group, where that saves more than it costs.
+"""chain: fuse a depthwise convolution with the 1x1 convolutions around it, if that saves more than it costs.
 
     expand | depthwise | project          expand + depthwise + project, or two of the three
 
-What is between them is not written to memory and read again. Against it stand the rows that neighbouring parts of an
-image both need, which are expanded twice, and the weights, which every part reads. Two convolutions without a sum over
-the channels between them (expand + depthwise) can be cut by channels instead, which computes nothing twice.
+The intermediate images are not written to memory and read again. The cost is that rows shared by neighbouring parts
+of an image are expanded twice, and that every part reads the weights. Expand + depthwise, with no sum over the
+channels in between, can be split by channels instead, which computes nothing twice.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ from tilewright.graph.separable import Separable, is_depthwise, is_pointwise, se
 from tilewright.graph.task import Task
 from tilewright.rewrites.fuse import Fused, Group
 
-FLOPS_PER_BYTE = (
-    12.0  # arithmetic in the time in which one core writes and reads a byte beyond its own caches
-)
+FLOPS_PER_BYTE = 12.0  # operations in the time of writing and reading a byte beyond a core's own caches
 
 
 def chained(graph: Graph, fused: Fused, task_of: Callable[[Group], Task], parts: int = 2) -> Fused:
-    """The groups with chains joined, for as many `parts` of an image as are computed at once."""
+    """The groups with chains merged, for an image that is computed in `parts` concurrent parts."""
     groups = _Groups(graph, fused)
     joined: dict[Group, Group] = {}
     for group in fused.groups:
@@ -59,7 +57,7 @@ class _Groups:
         self.holder = {node: group for group in fused.groups for node in group.members}
 
     def lone_pad(self, group: Group) -> list[Group]:
-        """The group that does nothing but pad what the convolution of `group` reads, if there is one."""
+        """The group that only pads the input of the convolution of `group`, if there is one."""
         assert group.anchor is not None
         source = group.anchor.inputs[0]
         found = self.writer.get(source)
@@ -73,12 +71,12 @@ class _Groups:
         return [found] if found is not None and _is_pointwise(found) else []
 
     def after(self, group: Group) -> list[Group]:
-        """The group of the 1x1 convolution that alone reads the depthwise one, if there is one."""
+        """The group of the 1x1 convolution that is the only reader of the depthwise one, if there is one."""
         readers = {self.holder.get(user) for user in self.users[group.output]}
         return [g for g in readers if g is not None and len(readers) == 1 and _is_pointwise(g)]
 
     def join(self, groups: Sequence[Group]) -> Group | None:
-        """Several groups as one, if nothing between them is read elsewhere."""
+        """Merge several groups, if nothing between them is read elsewhere."""
         members = [node for group in groups for node in group.members]
         inside, output = set(members), groups[-1].output
         hidden = [node for node in members if node is not output]
@@ -91,7 +89,7 @@ def _is_pointwise(group: Group) -> bool:
 
 
 def gain(chain: Separable, parts: int) -> float:
-    """What one kernel saves against several, in arithmetic operations; at most 0 where it saves nothing."""
+    """The saving of one kernel over several, in arithmetic operations; not positive if it saves nothing."""
     between: list[Node] = [stage.last for stage in chain.stages[:-1]]
     saved = 2.0 * sum(node.type.bytes for node in between) * FLOPS_PER_BYTE
     if chain.project is None:

@@ -1,11 +1,11 @@
-"""common-subexpressions: merges nodes that compute the same operator of the same operands.
+"""common-subexpressions: merge nodes with the same operator and operands.
 
     %1 = exp(%x)
     %2 = exp(%x)
     %3 = add(%1, %2)          ->      %3 = add(%1, %1)
 
-Constants are one when they hold the same bytes; large ones, which would be slow to compare, when they are the same
-array (tied weights come as one array).
+Constants are merged if they hold the same bytes; large ones, which would be slow to compare, if they are the same
+array (tied weights share one array).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tilewright.rewrites.base import Pass
 class CommonSubexpressions(Pass):
     name = "common-subexpressions"
 
-    compared: int = 4096  # bytes up to which constants are compared by content
+    compared: int = 4096  # maximum bytes of constants that are compared by content
 
     def run(self, graph: Graph) -> Graph:
         found: dict[Hashable, Node] = {}
@@ -46,6 +46,6 @@ class CommonSubexpressions(Pass):
             if node.type.bytes <= self.compared:
                 return ("constant", node.type, node.data.tobytes())
             return ("constant", node.type, node.data.__array_interface__["data"][0])
-        # Printed attributes tell 1 from True and 0.0 from -0.0, which hash alike, and give equal NaNs one key.
+        # Printed attributes distinguish 1 from True and 0.0 from -0.0, which hash alike, and give equal NaNs one key.
         attrs = tuple((key, print_attr(node.attrs[key])) for key in sorted(node.attrs))
         return (node.op, attrs, operands)

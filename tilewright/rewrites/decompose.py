@@ -1,9 +1,9 @@
-"""decompose: composites without a lowering, and forms that lowerings do not take, in terms of other operators.
+"""decompose: replace composites without a lowering, and forms that lowerings do not support, by other operators.
 
 linear(x, w, b)             reshape(matmul(reshape(x), permute(w)) + b): all leading axes of x are one, M
 matmul(a, b), b a matrix    likewise
 conv(x, w, b) with padding  conv(pad(x), w) + b
-conv_transpose(x, w, b)     conv(pad(x) with zeros between its elements, flipped w) + b; or, where windows do not
+conv_transpose(x, w, b)     conv(pad(x) with zeros between its elements, flipped w) + b; or, if windows do not
                             overlap, a matmul over channels and a permute, which multiplies no zeros
 batch_norm                  x * scale + shift
 attention                   matmul(softmax(matmul(q * scale, permute(k)) + mask), v); it stays whole where one kernel
@@ -37,9 +37,9 @@ class Decompose(Pass):
     name = "decompose"
     reaches = "decomposed"
 
-    keeps_attention: bool = False  # where it fits one kernel, which sums in an order of its own
-    # With 16-bit types, queries up to which it is written out all the same: the one kernel converts all keys and values
-    # into scratch memory first, which takes longer than what a few queries do with them.
+    keeps_attention: bool = False  # if it fits one kernel, which sums in its own order
+    # With 16-bit types, attention with at most this many queries is decomposed all the same: the single kernel first
+    # converts all keys and values in scratch memory, which takes longer than the few queries do.
     few_queries: int = 0
 
     def run(self, graph: Graph) -> Graph:
@@ -69,7 +69,7 @@ class Decompose(Pass):
 
 
 def _named(result: Node, node: Node) -> Node:
-    """What replaces `node` bears its name; what it is made of comes from the same place in the model."""
+    """The replacement of `node` gets its name; all new nodes get its origin in the model."""
     named: dict[Node, Node] = {operand: operand for operand in node.inputs}
 
     for new in toposort([result], first=node.inputs):
@@ -100,7 +100,7 @@ def swap_last(node: Node) -> Node:
 
 
 def flat_matmul(x: Node, matrix: Node, bias: Node | None = None) -> Node:
-    """x [..., K] times [K, N], the leading axes of x as one: the kernel then sees one long M."""
+    """x [..., K] times [K, N] with the leading axes of x fused, so that the kernel sees one long M."""
     *lead, width = x.shape
     result = apply("matmul", reshape_to(x, (math.prod(lead), width)), matrix)
     if bias is not None:
@@ -169,8 +169,8 @@ def expand_conv_transpose(node: Node) -> Node:
 
 
 def separate_windows(x: Node, weight: Node, bias: list[Node]) -> Node:
-    """Every element of x makes a window of the result that it shares with no other: a matmul [N H W, I] x [I, h w O],
-    whose result has the windows' rows and columns yet to be put between the others'."""
+    """A transposed convolution without overlap: each element of x makes its own window of the result. A matmul [N H
+    W, I] x [I, h w O] computes all windows; a permute then interleaves their rows and columns."""
     batch, channels, *extents = x.shape
     outputs, *kernel = weight.shape[1:]
     rank = len(kernel)
@@ -192,7 +192,7 @@ def separate_windows(x: Node, weight: Node, bias: list[Node]) -> Node:
 
 
 def spread_windows(node: Node, x: Node, weight: Node, bias: list[Node]) -> Node:
-    """A convolution of x with zeros between and around its elements, by the kernel turned around."""
+    """A convolution of x, with zeros between and around its elements, by the flipped kernel."""
     attrs = node.attrs
     groups, kernel = attrs["groups"], weight.shape[2:]
     rank = len(kernel)
@@ -217,7 +217,7 @@ def spread_windows(node: Node, x: Node, weight: Node, bias: list[Node]) -> Node:
     cut = [(max(-low, 0), max(-high, 0)) for low, high in pairs]
     if any(
         low or high for low, high in cut
-    ):  # padding beyond the kernel's reach removes elements of x itself
+    ):  # padding beyond the kernel's extent removes elements of x itself
         stops = [extent - high for extent, (_, high) in zip(wide.shape[2:], cut, strict=True)]
         wide = apply(
             "slice",
@@ -271,15 +271,15 @@ def expand_batch_norm(node: Node) -> Node:
 
 
 def expand_attention(node: Node) -> Node:
-    """Scores and softmax in f32 for 16-bit types, as PyTorch does; the weights are rounded to meet v."""
+    """Scores and softmax are in f32 for 16-bit types, as in PyTorch; the weights are rounded to v's type."""
     query, key, value, *masks = node.inputs
     compute, scale = node.dtype.compute, node.attrs["scale"]
     query, key = (apply("cast", x, dtype=compute) for x in (query, key))
     if scale != 1:
-        query = apply("mul", query, scalar(scale, compute))  # the smallest tensor on the way to the scores
+        query = apply("mul", query, scalar(scale, compute))  # the smallest tensor on the path to the scores
     scores = apply("matmul", query, swap_last(key))
 
-    keep: Node | None = None  # where there is attention, if not everywhere
+    keep: Node | None = None  # where there is attention; None: everywhere
     added: Node | None = None
     for mask in masks:
         if mask.dtype is DType.BOOL:
@@ -297,8 +297,9 @@ def expand_attention(node: Node) -> Node:
     weights = apply("softmax", scores, axis=scores.type.rank - 1)
     result = apply("matmul", apply("cast", weights, dtype=node.dtype), value)
     if not masks:
-        return result  # causal alone: every query sees the first key
-    # A query that may see nothing: softmax gives NaN, PyTorch 0. The mask tells which, and is smaller than the scores.
+        return result  # causal only: every query sees the first key
+    # For a query without visible keys, softmax gives NaN, PyTorch 0. The mask, which is smaller than the scores,
+    # tells which.
     if added is not None and keep is not None:
         added = apply("select", keep, added, never)
     if added is not None:

@@ -1,9 +1,9 @@
-"""defer: a clamp behind a contraction moves to the depthwise convolution or the mean that reads it.
+"""defer: move a clamp after a contraction to the depthwise convolution or the mean that reads it.
 
     [conv + add + clamp]  [pad + conv + add]        ->        [conv + add]  [clamp + pad + conv + add]
 
-For machines whose libraries compute contractions but no clamp: there it would be a kernel of its own, and before a
-kernel that reads each element a few times it costs next to nothing.
+This is for machines whose libraries compute contractions without a clamp. There the clamp would be a separate kernel,
+while it is almost free in front of a kernel that reads each element a few times.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def deferred(graph: Graph, fused: Fused) -> Fused:
 
 
 def _takes(group: Group, reader: Group, clamp: Node) -> bool:
-    """Whether the reader is a depthwise convolution of the clamp, or of it with a border, or a mean of it; and the
-    clamp is behind a contraction of another kind."""
+    """Whether the reader is a depthwise convolution of the clamp (perhaps padded) or a mean of it, and the clamp
+    follows a contraction of another kind."""
     assert group.anchor is not None
     if reader.anchor is None or op_of(group.anchor.op).fusion is not Fusion.COMPLEX or _is_own(group.anchor):
         return False
@@ -59,5 +59,5 @@ def _takes(group: Group, reader: Group, clamp: Node) -> bool:
 
 
 def _is_own(anchor: Node) -> bool:
-    """Whether no library is better at it."""
+    """Whether Tilewright's kernel is at least as fast as a library's."""
     return anchor.op == "conv" and is_depthwise(anchor)

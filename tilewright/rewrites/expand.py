@@ -1,9 +1,9 @@
-"""expand: each call as the calls of the parts that compute it, when that has been chosen.
+"""expand: replace each call by the calls of its chosen implementation's parts.
 
     [conv + add + clamp]   ->   [permute]  [conv: a library's]  [add + clamp]
 
-Movement that alone reads other movement is then one kernel with it: what stands before a library's call, and the
-permute of the model's input before that.
+Movement that is the only reader of other movement is then merged with it: for example, a copy before a library call
+and the permute of the model's input before that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOVEMENT = ("permute", "reshape", "pad", "slice")
 
 
 class Part(Protocol):
-    """What computes a part of a task, as far as the graph is concerned."""
+    """A part of a task's implementation, as far as the graph is concerned."""
 
     @property
     def task(self) -> Task: ...
@@ -34,7 +34,7 @@ class Part(Protocol):
 
 
 class Parted(Protocol):
-    """What computes a task. `inputs` and the operands and results of its parts are nodes of one graph."""
+    """A task's implementation. `inputs` and the operands and results of its parts are nodes of one graph."""
 
     @property
     def inputs(self) -> tuple[Node, ...]: ...
@@ -45,8 +45,8 @@ class Parted(Protocol):
 
 @dataclass(frozen=True)
 class Expanded:
-    """A partition whose calls are one kernel or library call each. By the key of a call: `parts`, what computes it, of
-    what it is a part (`owner`, a task's key); joined movement is in `joined` instead, as a task to be computed."""
+    """A partition whose calls are one kernel or library call each. By call key: `parts`, what computes it, and
+    `owner`, the key of the task it belongs to; merged movement is in `joined` instead, as a task to be computed."""
 
     partition: Partition
     parts: Mapping[str, Part]
@@ -55,7 +55,8 @@ class Expanded:
 
 
 def expand(partition: Partition, chosen: Mapping[str, Parted], names: Mapping[str, str]) -> Expanded:
-    """`chosen`: by the key of a task; `names`: which of its candidates that is, since a part may be one of several."""
+    """`chosen`: by task key. `names`: the name of the chosen candidate, since a part may belong to several
+    candidates."""
     calls: list[TaskCall] = []
     parts: dict[str, Part] = {}
     owner: dict[str, str] = {}
@@ -85,7 +86,8 @@ def expand(partition: Partition, chosen: Mapping[str, Parted], names: Mapping[st
 
 
 def _with_joined_movement(partition: Partition, parts: Mapping[str, Part], owner: dict[str, str]) -> Expanded:
-    """What fusion has left apart stays so: one of two that are joined is a part of something."""
+    """Movement is merged only if one of the two is a part of an expanded task; what fusion kept separate stays
+    separate."""
     readers = reader_counts(partition)
     calls: list[TaskCall] = []
     writer: dict[Node, TaskCall] = {}

@@ -1,8 +1,9 @@
 """Estimates how large the formula of a fused group becomes.
 
-In a formula a value that is read twice is written twice: `x * sigmoid(x)` doubles what `x` is, and a chain of n of
-them has 2^n copies of its input. Whoever walks over a formula takes time by its size and stack by its depth, so `fuse`
-lets a group grow only as long as both are small. An `Expansion` says what one operator adds, found in its own lowering.
+In a formula, a value that is read twice appears twice: `x * sigmoid(x)` duplicates the expression of `x`, and a chain
+of n of them has 2^n copies of its input. Traversing a formula takes time proportional to its size and stack
+proportional to its depth, so `fuse` stops growing a group when either is too large. An `Expansion` is the
+contribution of one operator, computed from its lowering.
 """
 
 from __future__ import annotations
@@ -17,24 +18,23 @@ from tilewright import te
 from tilewright.graph.ir import Node, TensorType
 from tilewright.graph.op import Application, Fusion, op_of
 
-# Of a formula: scalar operations, loads and indices, each as often as it is written, and how deep they are nested. The
-# models of the zoo have at most 207, nested 15 deep.
+# Limits of a formula: scalar operations, loads and indices, counted with repetition, and nesting depth. The models of
+# the zoo have at most 207, nested 15 deep.
 MAX_PARTS = 2000
 MAX_DEPTH = 80
 
 
 @dataclass(frozen=True)
 class Written:
-    """Of a value in a formula: how often it is written, how deep inside at most, and by what factor the indices that it
-    is read with have grown: in those of a reshape each index is there several times, and a chain of reshapes with
-    permutes between them doubles them each time."""
+    """A value in a formula: its number of copies, its maximum depth, and the growth factor of its indices. A reshape
+    repeats each index several times, so a chain of reshapes and permutes doubles the indices each time."""
 
     times: int
     depth: int
     indices: int = 1
 
     def within(self, other: Written) -> Written:
-        """The same where what it is written in is itself written as `other` says."""
+        """The same inside an expression that appears as `other` says."""
         return Written(self.times * other.times, self.depth + other.depth, self.indices * other.indices)
 
     def plus(self, other: Written) -> Written:
@@ -48,7 +48,7 @@ NOWHERE = Written(0, 0)
 
 @dataclass(frozen=True)
 class Expansion:
-    """Of an operator's formula: how many parts it has, how deep they are nested, and how each operand is written."""
+    """An operator's formula: its size, its depth, and how each operand appears in it."""
 
     parts: int
     depth: int
@@ -56,7 +56,8 @@ class Expansion:
 
 
 def expansion_of(node: Node) -> Expansion:
-    """Of an operator of a graph; of contractions and reductions, whose result is read as one value, a rough one."""
+    """The expansion of an operator; only an estimate for contractions and reductions, whose result is read as one
+    value."""
     count = len(node.inputs)
     if node.is_input or node.is_constant:
         return Expansion(1, 1, ())
@@ -93,14 +94,15 @@ def _lowered(
 def _written_out(
     body: te.Expr, known: Mapping[te.Source, Expansion], nothing: tuple[Written, ...]
 ) -> Expansion:
-    """Of a stage, whose sources are `known`."""
+    """The expansion of a stage whose sources are `known`."""
     parts, deepest, reads = 0, 0, list(nothing)
     waiting = [(body, 1)]
     while waiting:
         node, depth = waiting.pop()
         deepest = max(deepest, depth)
         if isinstance(node, te.Load):
-            # What is read takes the place of the load. Its indices go into it, below whatever is above the load.
+            # The operand's expression replaces the load. The load's indices are substituted into it, at greater
+            # depth.
             indices = [index for index in node.indices if not isinstance(index, te.Var)]
             inside = depth - 1 + max((_depth(index) - 1 for index in indices), default=0)
             source = known[node.source]
@@ -118,7 +120,7 @@ def _written_out(
 
 
 def _repeated(indices: Sequence[te.Expr]) -> int:
-    """How often the variable that is there most often is in indices."""
+    """The maximum number of occurrences of a variable in the indices."""
     found = Counter(node for index in indices for node in te.walk(index) if isinstance(node, te.Var))
     return max(found.values(), default=1)
 

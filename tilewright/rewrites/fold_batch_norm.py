@@ -1,11 +1,11 @@
-"""fold-batch-norm: folds per-channel scales and shifts of a contraction into its weights.
+"""fold-batch-norm: fold per-channel scales and shifts after a contraction into its weights.
 
     %1 = conv(%x, %w)
     %2 = batch_norm(%1, %g, %b, %mean, %var)        ->      %2 = conv(%x, %w', %b')
 
-with w' = w * s, b' = (b_conv - mean) * s + b and s = g / sqrt(var + eps), in f64 and rounded once. The same is done for
-a multiplication with, or an addition of, constants of one value per channel. Everything must be constant, and nobody
-else may read the contraction. A batch norm that cannot be folded is left to `decompose`.
+with w' = w * s, b' = (b_conv - mean) * s + b and s = g / sqrt(var + eps), in f64 and rounded once. The same is done
+for a multiplication or an addition with one constant value per channel. Everything must be constant, and the
+contraction must have no other reader. A batch norm that cannot be folded is left to `decompose`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class FoldBatchNorm(Pass):
 
 
 def foldable(node: Node) -> bool:
-    """Whether it is a contraction of floats whose weights are known."""
+    """Whether it is a float contraction with constant weights."""
     return (
         node.op in ("conv", "linear", "conv_transpose")
         and node.dtype.is_float
@@ -68,7 +68,7 @@ def channel_axis(node: Node) -> int:
 
 
 def affine_of(node: Node, operands: tuple[Node, ...], position: int, axis: int) -> Affine | None:
-    """What `node` does to the channels (`axis`) of its operand at `position`; None if that is not constant."""
+    """The per-channel operation of `node` on its operand at `position`, along `axis`; None if it is not constant."""
     others = operands[:position] + operands[position + 1 :]
     if not all(other.is_constant for other in others):
         return None
@@ -90,7 +90,7 @@ def batch_norm_affine(parameters: tuple[Node, ...], eps: float) -> Affine:
 
 
 def per_channel(node: Node, rank: int, axis: int, channels: int) -> np.ndarray | None:
-    """A constant that varies along the channels only, as one value per channel."""
+    """A constant that varies only along the channels, as one value per channel."""
     extents = (1,) * (rank - node.type.rank) + node.shape
     if len(extents) != rank or any(extent != 1 for d, extent in enumerate(extents) if d != axis):
         return None
@@ -98,7 +98,7 @@ def per_channel(node: Node, rank: int, axis: int, channels: int) -> np.ndarray |
 
 
 def fold(node: Node, affine: Affine, replaced: Node) -> Node | None:
-    """The contraction followed by `affine`, as one contraction; None where a weight would overflow."""
+    """The contraction followed by `affine`, as one contraction; None if a weight would overflow."""
     x, weight, *bias = node.inputs
     channels = node.shape[channel_axis(node)]
     shift = wide(bias[0]) if bias else np.zeros(channels)
@@ -124,7 +124,7 @@ def scaled_weight(node: Node, weight: Node, scale: np.ndarray) -> Node:
     data = weight.data
     grouped: np.ndarray
     factors: np.ndarray
-    if node.op == "conv_transpose":  # I, O / groups, spatial; the inputs of a group lie together
+    if node.op == "conv_transpose":  # I, O / groups, spatial; the inputs of a group are contiguous
         groups = node.attrs["groups"]
         grouped = data.reshape(groups, -1, data.shape[1], math.prod(data.shape[2:]))
         factors = scale.reshape(groups, 1, -1, 1)
@@ -135,20 +135,21 @@ def scaled_weight(node: Node, weight: Node, scale: np.ndarray) -> Node:
         if weight.dtype.is_half:
             return constant(carried(grouped, factors).reshape(data.shape), weight.name)
     result = np.empty(grouped.shape, data.dtype)
-    # NumPy converts to f64 and back piece by piece: no arrays of f64 as large as the weights are made.
+    # NumPy converts to f64 and back in chunks, so no f64 arrays as large as the weights are made.
     if data.dtype.kind == "f":
         np.multiply(grouped, factors, out=result, dtype=np.float64, casting="same_kind")
-    else:  # bfloat16, which NumPy's own casting rules do not know
+    else:  # bfloat16 is unknown to NumPy's own casting rules
         result[...] = grouped.astype(np.float64) * factors
     return constant(result.reshape(data.shape), weight.name)
 
 
 def carried(rows: np.ndarray, factors: np.ndarray) -> np.ndarray:
-    """The rows times their factors, what rounding takes from one weight given to the next of its row.
+    """The rows times their factors, where the rounding error of each weight is carried to the next one in its row.
 
-    Weights of 16 bits that are rounded each by itself are off by as much together as activations are, but the same way
-    at every place of an image: a mean over the image takes the one away and not the other. Here a row's sum is right to
-    within one rounding, and so is what activations of one sign make of it."""
+    Independently rounded 16-bit weights have errors as large as those of activations, but the same at every pixel: a
+    mean over the image averages out the errors of activations, not those of weights. With the carry, a row's sum is
+    exact to one rounding, and so is its product with activations of one sign.
+    """
     result = np.empty(rows.shape, rows.dtype)
     left = np.zeros(len(rows))
     for slot in range(rows.shape[1]):
@@ -160,7 +161,7 @@ def carried(rows: np.ndarray, factors: np.ndarray) -> np.ndarray:
 
 def finite(node: Node) -> bool:
     assert node.data is not None
-    # The extremes are finite only if every element is (NaN propagates); unlike flags they take no memory.
+    # The extremes are finite only if every element is (NaN propagates); unlike masks they need no memory.
     data = node.data
     return data.size == 0 or bool(np.isfinite(data.max()) and np.isfinite(data.min()))
 

@@ -1,11 +1,11 @@
-"""fold-constants: evaluates nodes that depend on no input at compile time.
+"""fold-constants: evaluate nodes that depend on no input at compile time.
 
     %w = constant @weight : f32[768,3072]
     %1 = permute(%w) {axes=(1, 0)}            ->      %1 = constant @weight : f32[3072,768]
 
-Values are those of the oracle in f64, rounded once to the node's type. What merely repeats data is left alone where it
-is large: a broadcast or a `full` costs nothing inside the kernel that reads it, and megabytes as a constant. What would
-take more work or memory than importing a model may (`support/budget.py`) is left to the kernels.
+Values are those of the oracle in f64, rounded once to the node's type. Large repetitions of data are left alone: a
+broadcast or a `full` costs nothing inside the kernel that reads it, but megabytes as a constant. Nodes that exceed
+the import budget of work or memory (`support/budget.py`) are left to the kernels.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ MEBIBYTE = 1 << 20
 class FoldConstants(Pass):
     name = "fold-constants"
 
-    large: int = 16 * MEBIBYTE  # a result of more bytes than this may not be
-    growth: int = 4  # this many times larger than the constants it is made of
-    repeated: int = 64 * 1024  # bytes up to which a repetition of data (broadcast_to, full) is folded
+    large: int = 16 * MEBIBYTE  # a result larger than this must not be
+    growth: int = 4  # more than this many times larger than its constant operands
+    repeated: int = 64 * 1024  # maximum bytes of a folded repetition of data (broadcast_to, full)
 
     def run(self, graph: Graph) -> Graph:
         budget = Budget.of_options()
@@ -54,7 +54,8 @@ class FoldConstants(Pass):
 
 
 def _affordable(node: Node, budget: Budget) -> bool:
-    """Whether the budget has the value of `node`, which is then paid for. What it has not is computed in every call."""
+    """Whether the budget covers the value of `node`, which is then charged. Otherwise it is computed in every
+    call."""
     if node.op == "reshape":
         return True
     operations, peak = evaluation_cost(node)
@@ -66,7 +67,7 @@ def _affordable(node: Node, budget: Budget) -> bool:
 
 
 def folded(node: Node, operands: tuple[Node, ...]) -> Node:
-    """The constant that `node` is when its operands are these constants."""
+    """The constant value of `node` for these constant operands."""
     arrays = [operand.data for operand in operands if operand.data is not None]
     name = node.name or next((operand.name for operand in operands if operand.name), "")
     return constant(_value(node, arrays), name)
@@ -76,10 +77,10 @@ def _value(node: Node, arrays: list[np.ndarray]) -> np.ndarray:
     if node.op == "permute":
         return permuted(arrays[0], node.attrs["axes"])
     if node.op == "reshape":
-        return arrays[0].reshape(node.shape)  # shares the bytes
+        return arrays[0].reshape(node.shape)  # shares the memory
     if node.op == "cast" and node.dtype is DType.F32 and node.inputs[0].dtype.is_half:
         return arrays[0].astype(np.float32)  # exact: the weights of a 16-bit model need no f64 in between
-    # Movement computes nothing, so it needs no f64; on the weights of a model the conversion would be the whole cost.
+    # Movement computes nothing, so it needs no f64; for a model's weights the conversion would dominate the cost.
     moves = op_of(node.op).fusion is Fusion.INJECTIVE and node.op != "resize" and arrays
     if moves:
         return np.ascontiguousarray(op_of(node.op).oracle(node.attrs, *arrays)).reshape(node.shape)

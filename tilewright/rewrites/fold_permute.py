@@ -1,11 +1,11 @@
-"""fold-permute: a permute that is flattened into the rows of a constant matrix goes into that matrix.
+"""fold-permute: fold a permute before a flattening reshape into the rows of the constant matrix that follows.
 
     %1 = permute(%x) {axes=(0, 3, 1, 2)}              NHWC -> NCHW
     %2 = reshape(%1) {shape=(N, C H W)}       ->      %2 = reshape(%x) {shape=(N, H W C)}
     %3 = matmul(%2, %w)                               %3 = matmul(%2, %w')
 
-with the rows of w' in the order of H W C. They are put there at compile time, and w is not kept alongside w'. This is
-what stands between the last convolution and the first dense layer of many networks.
+with the rows of w' in the order of H W C. They are reordered at compile time, and w is not kept. Many networks have
+this pattern between the last convolution and the first dense layer.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class FoldPermute(Pass):
 def absorbs(
     reader: Node, axes: Sequence[int], shape: Sequence[int], users: Uses, outputs: Collection[Node]
 ) -> bool:
-    """Whether a permute of a tensor of `shape`, written for `reader` alone, will be folded: `reader` is the reshape
-    that flattens it for matrices that are known."""
+    """Whether a permute of a tensor of `shape`, read only by `reader`, will be folded: `reader` is the reshape that
+    flattens it for constant matrices."""
     if reader.op != "reshape" or reader in outputs:
         return False
     permuted = reordered(shape, axes)
@@ -67,7 +67,7 @@ def absorbs(
 
 
 def _owns_constant(matmul: Node, users: Uses) -> bool:
-    """Whether the second operand is a matrix that is known, and nobody else's."""
+    """Whether the second operand is a constant matrix with no other reader."""
     weight = matmul.inputs[1]
     if weight.type.rank != 2:
         return False
@@ -77,7 +77,7 @@ def _owns_constant(matmul: Node, users: Uses) -> bool:
 
 
 def _flattened_from(axes: Sequence[int], permuted: Sequence[int], length: int) -> int | None:
-    """The first of the axes, of those that are flattened to `length`, if the permute moves no others."""
+    """The first of the axes that are flattened to `length`, if the permute moves no others."""
     for begin in range(len(axes) - 1, -1, -1):
         if math.prod(permuted[begin:]) == length and is_identity(axes[:begin]):
             return begin
@@ -85,13 +85,13 @@ def _flattened_from(axes: Sequence[int], permuted: Sequence[int], length: int) -
 
 
 def _positions(axes: Sequence[int], begin: int) -> list[int]:
-    """For each of the flattened axes before the permute, where it is behind it."""
+    """For each flattened axis before the permute, its position after it."""
     return [position - begin for position in inverse(axes)[begin:]]
 
 
 def _with_rows_moved(weight: Node, extents: Sequence[int], positions: Sequence[int]) -> Node:
-    """`weight`, whose rows count `extents`, with them counting the same extents in the order of `positions`. Of a
-    matrix that is itself a transposed one the constant is moved once, not twice."""
+    """`weight`, whose rows enumerate `extents`, with the rows reordered by `positions`. The constant below a
+    transposed matrix is moved once, not twice."""
     length, columns = weight.shape
     if weight.op == "permute":
         split = reshape_to(weight.inputs[0], (columns, *extents))

@@ -1,24 +1,22 @@
-"""fuse: which nodes share a kernel. Every group has one output, and the code generator's default program can run it.
+"""fuse: decide which nodes share a kernel. Every group has one output, and the default program can compute it.
 
-1. A contraction takes the elementwise nodes behind it that have its shape, as long as what is between them is read
-   nowhere else: they are applied to its result in registers. A convolution takes the border of zeros before it,
-   with channels first one whose weight is known, and one of bytes any border. Where `prologues` says so, a product of
-   16-bit floats takes elementwise nodes before its first operand too, and what is spread for them.
-2. A reduction takes elementwise nodes behind it in the same way, and cheap producers before it: it reads its operand up
-   to three times, so what is fused before it is computed three times. Windows that overlap take none but the conversion
-   of 16-bit floats (pooling), and a group norm no permute of the contiguous axis.
-3. Attention takes in the movement that splits its operands into heads, and the permute that joins them again: to its
-   kernel they are strides.
-4. What is left is elementwise work and movement. A producer goes into its consumer where all its readers are there, and
-   where that does not compute it more often than it has elements, or it is cheap. A concat stands alone.
-5. A reshape is a view of its operand, no kernel at all, unless the operand is fused through it. So is, where `slices`
-   says so, a slice whose elements lie side by side, at an offset: what reads it is the same task at every offset, and
-   the steps of a recurrence that was written out are one kernel.
-6. No group grows beyond what `expansion.py` allows: where its formula would be too large or too deep, the value that
-   would have made it so is computed by a kernel of its own.
+1. A contraction takes the elementwise nodes after it that have its shape, as long as the intermediate values are read
+nowhere else: they are applied to its result in registers. A convolution takes the zero padding before it (channels
+first only if its weight is constant; a byte convolution with any padding value). With `prologues`, a product of
+16-bit floats also takes elementwise nodes before its first operand, and their broadcasts. 2. A reduction takes
+elementwise nodes after it in the same way, and cheap producers before it: it reads its operand up to three times, so
+producers are computed three times. Overlapping windows (pooling) take only the conversion of 16-bit floats, and a
+group norm takes no permute of the contiguous axis. 3. Attention takes the movement that splits its operands into
+heads, and the permute that joins them again, as strides of its kernel. 4. The rest is elementwise work and movement.
+A producer is fused into its consumer if all its readers are there, and if it is cheap or not computed more often than
+it has elements. A concat is never fused. 5. A reshape is a view of its operand, no kernel at all, unless the operand
+is fused through it. With `slices`, so is a contiguous slice, at an offset: its reader is the same task at every
+offset, so the steps of an unrolled recurrence share one kernel. 6. No group grows beyond the limits of
+`expansion.py`: if its formula would be too large or too deep, the value that would exceed the limit gets its own
+kernel.
 
-Groups with one output, whose other members are read only inside, cannot wait for each other: a path from one group's
-output back into it would be a cycle of nodes.
+Groups have one output, and their other members are read only inside. So groups cannot depend on each other
+cyclically: a path from a group's output back into it would be a cycle of nodes.
 """
 
 from __future__ import annotations
@@ -36,8 +34,8 @@ from tilewright.graph.ops.layouts import spatial_axes
 from tilewright.rewrites.expansion import MAX_DEPTH, MAX_PARTS, NOWHERE, Written, expansion_of
 from tilewright.te.scalars import EXPENSIVE_CALLS
 
-# Elementwise operators that cost many times an addition: functions that do, what is lowered to one of these, and
-# remainders. Everything else elementwise is cheap.
+# Elementwise operators that cost many times an addition: expensive functions, operators lowered to one, and
+# remainders. All others are cheap.
 EXPENSIVE_OPERATORS = EXPENSIVE_CALLS | frozenset(
     [
         *("exp2", "log2", "tan", "reciprocal", "rsqrt"),
@@ -46,33 +44,33 @@ EXPENSIVE_OPERATORS = EXPENSIVE_CALLS | frozenset(
     ]
 )
 POOLS = frozenset(["max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_pool"])
-# Reductions that read each element for several results: a fused producer would be computed as many times.
+# Reductions that read each element for several results: a fused producer would be computed several times.
 OVERLAPPING = POOLS | frozenset(
     [
         *("cumsum", "cumprod", "cummax", "cummin", "argsort"),
     ]
 )
 
-MIN_CHANNELS = 4  # of a group, that a kernel computes in the lanes of a vector
-MAX_NODES = 64  # in a group: kernels of more compile slowly and spill
-MAX_RECOMPUTED = 8  # cheap nodes of a group that are computed more often than they have elements
-MANY_SLICES = 8  # of one value: the steps of a recurrence, more likely than the halves of a gate
-TOLERANCE = 1.25  # computing this much more than there are elements does not count as recomputing
+MIN_CHANNELS = 4  # of a group, for a kernel that computes them in vector lanes
+MAX_NODES = 64  # in a group: larger kernels compile slowly and spill
+MAX_RECOMPUTED = 8  # maximum cheap nodes of a group that are computed more often than they have elements
+MANY_SLICES = 8  # minimum slices of one value to assume a recurrence, not the halves of a gate
+TOLERANCE = 1.25  # computing up to this many times the number of elements does not count as recomputing
 
 
 @dataclass(eq=False)
 class Group:
-    """Nodes that one kernel computes. `anchor` is the contraction or reduction, if there is one; `output` is the node
-    that others read."""
+    """Nodes that one kernel computes. `anchor` is the contraction or reduction, if there is one; others read
+    `output`."""
 
     output: Node
     anchor: Node | None = None
     members: list[Node] = field(default_factory=list)
     evaluations: dict[Node, float] = field(
         default_factory=dict
-    )  # how often each member that is no anchor is computed
+    )  # how often each member except the anchor is computed
     recomputed: int = 0
-    # How each member is written in the formula of the output, and the size of that formula.
+    # How each member appears in the output's formula, and the size of that formula.
     written: dict[Node, Written] = field(default_factory=dict)
     parts: int = 0
 
@@ -83,9 +81,9 @@ class Group:
 
 @dataclass(frozen=True)
 class Fused:
-    groups: tuple[Group, ...]  # in the order of their outputs
-    views: dict[Node, Node]  # reshape or slice -> the node in memory whose elements it has
-    offsets: dict[Node, int] = field(default_factory=dict)  # of slices and what views them, in bytes
+    groups: tuple[Group, ...]  # sorted by their outputs
+    views: dict[Node, Node]  # reshape or slice -> the node in memory that holds its elements
+    offsets: dict[Node, int] = field(default_factory=dict)  # byte offsets of slices and of their views
 
 
 def fuse(
@@ -95,10 +93,12 @@ def fuse(
     slices: bool = False,
     written: Collection[Node] = (),
 ) -> Fused:
-    """The groups and views of a graph. Nodes in `materialised` are computed by a kernel of their own even where they
-    are reshapes (copies); so is every output that is no reshape, and no node in `written` is a view. `prologues`: a
-    contraction takes what is before it; it is left to who computes the group whether all of it is one kernel.
-    `slices`: a kernel reads at any offset, so that a slice may be a view."""
+    """The groups and views of a graph.
+
+    Nodes in `materialised` get their own kernel even if they are reshapes (copies); so does every output that is not
+    a reshape. No node in `written` is a view. `prologues`: contractions take producers; whether one kernel computes
+    the whole group is decided later. `slices`: kernels can read at any offset, so a slice may be a view.
+    """
     return _Fusion(graph, frozenset(materialised), prologues, slices, frozenset(written)).run()
 
 
@@ -125,10 +125,11 @@ class _Fusion:
         self.kept = self.outputs | materialised | written
         self.group_of: dict[Node, Group] = {}
         self.views: dict[Node, Node] = {}
-        self.parts: dict[Node, int] = {}  # how many contiguous slices a value has
+        self.parts: dict[Node, int] = {}  # the number of contiguous slices of a value
 
     def run(self) -> Fused:
-        # Contractions first: where both a contraction and a reduction could take an addition, it is cheaper there.
+        # Contractions first: if both a contraction and a reduction could take an addition, it is cheaper in the
+        # contraction.
         for kind in (Fusion.COMPLEX, Fusion.REDUCTION):
             for node in reversed(self.nodes):
                 if fusion_of(node) is kind:
@@ -142,7 +143,7 @@ class _Fusion:
         ordered = sorted(groups, key=lambda group: self.position[group.output])
         targets: dict[Node, Node] = {}
         offsets: dict[Node, int] = {}
-        for view in self.nodes:  # what it views comes before it
+        for view in self.nodes:  # a view comes after its target
             if view in self.views:
                 target, offset = self.views[view], part_of(view) or 0
                 targets[view] = targets.get(target, target)
@@ -151,7 +152,7 @@ class _Fusion:
                     offsets[view] = offset
         return Fused(tuple(ordered), targets, offsets)
 
-    # -- behind an anchor
+    # -- epilogues
 
     def start_anchored(self, anchor: Node) -> None:
         members = self.epilogue(anchor)
@@ -161,8 +162,7 @@ class _Fusion:
             self.group_of[node] = group
 
     def epilogue(self, anchor: Node) -> list[Node]:
-        """The anchor and the longest run of elementwise nodes behind it, in order, of which only the last is read
-        outside."""
+        """The anchor and the longest chain of elementwise nodes after it, of which only the last is read outside."""
         if anchor.op == "attention":
             readers = self.users[anchor] if anchor not in self.outputs else []
             return [anchor, *readers] if len(readers) == 1 and merges_heads(readers[0]) else [anchor]
@@ -181,7 +181,7 @@ class _Fusion:
                 and node not in self.group_of
             )
             if not joins:
-                break  # whatever it reads is read outside: nothing behind that can be taken
+                break  # its operand is read outside, so nothing after it can be fused
             sizes[node] = parts, depth = _size_after(node, sizes)
             if parts > MAX_PARTS or depth > MAX_DEPTH:
                 break
@@ -218,8 +218,8 @@ class _Fusion:
         group.expand(node, Written(1, 0))
 
     def is_view(self, node: Node) -> bool:
-        """Whether a slice is read where it lies: one of many, or one that would be copied, of a value that is in memory
-        in any case."""
+        """Whether a slice is read in place: one of many, or one that would be copied, of a value that is in memory
+        anyway."""
         if not self.slices or node.op != "slice" or node in self.kept or part_of(node) is None:
             return False
         whole = node.inputs[0]
@@ -236,14 +236,14 @@ class _Fusion:
         return in_memory and (group is None or not self.may_join(node, group))
 
     def group_of_readers(self, node: Node) -> Group | None:
-        """The one group that has all readers of `node`."""
+        """The only group that has all readers of `node`."""
         if node in self.outputs or node in self.materialised or not self.users[node]:
             return None
         groups = {self.group_of.get(user) for user in self.users[node]}
         return groups.pop() if len(groups) == 1 else None
 
     def group_through(self, node: Node) -> Group | None:
-        """The group into which a reshape goes together with its operand; None where it is a view."""
+        """The group into which a reshape is fused together with its operand; None if it is a view."""
         group, operand = self.group_of_readers(node), node.inputs[0]
         if group is None or not self.may_join(node, group):
             return None
@@ -261,7 +261,7 @@ class _Fusion:
         return self.allowed(node, group, self.evaluations(node, group))
 
     def readable(self, node: Node, group: Group) -> bool:
-        """Whether the readers of `node` in `group` may have it as a formula instead of in memory."""
+        """Whether the readers of `node` in `group` can take it as a formula instead of from memory."""
         if group.anchor is not None and group.anchor.op == "attention":
             return node.op in ABSORBED
         if group.anchor is not None:
@@ -274,10 +274,10 @@ class _Fusion:
                 return False
             for user in self.users[node]:
                 if user is group.anchor:
-                    # Parameters of a norm stay in memory: only what is reduced may be a formula.
+                    # Parameters of a norm stay in memory: only the reduced operand may be a formula.
                     if any(operand is node for operand in user.inputs[1:]):
                         return False
-                elif user not in group.evaluations:  # behind the anchor
+                elif user not in group.evaluations:  # after the anchor
                     return False
         return all(
             user.op != "concat" and fusion_of(user) is not Fusion.OPAQUE and not _interpolates(user)
@@ -285,11 +285,11 @@ class _Fusion:
         )
 
     def is_before(self, node: Node, group: Group) -> bool:
-        """Whether it is a part of what computes the first operand of the group's product, element by element."""
+        """Whether it is part of the elementwise computation of the group's first product operand."""
         anchor = group.anchor
         assert anchor is not None
         elementwise = fusion_of(node) is Fusion.ELEMENTWISE
-        if node.op == "reshape":  # alone it is a view, which costs nothing
+        if node.op == "reshape":  # on its own it is a view, which costs nothing
             elementwise = fusion_of(node.inputs[0]) is Fusion.ELEMENTWISE
         if not _takes_prologue(anchor) or not (elementwise or node.op == "broadcast_to"):
             return False
@@ -299,7 +299,7 @@ class _Fusion:
         )
 
     def allowed(self, node: Node, group: Group, evaluations: float) -> bool:
-        """Whether a formula that is computed `evaluations` times may be this node."""
+        """Whether this node may be a formula that is computed `evaluations` times."""
         if fusion_of(node) not in (Fusion.ELEMENTWISE, Fusion.INJECTIVE) or node.op == "concat":
             return False
         if len(group.members) >= MAX_NODES:
@@ -323,7 +323,7 @@ class _Fusion:
             if user is group.anchor:
                 once = user.op == "attention" or fusion_of(user) is Fusion.COMPLEX
                 total += node.type.size if once else 3.0 * node.type.size
-            elif user.op == "pad":  # the padding reads nothing
+            elif user.op == "pad":  # padding elements read nothing
                 total += group.evaluations[user] * node.type.size / max(user.type.size, 1)
             elif fusion_of(user) is Fusion.ELEMENTWISE and total:
                 total = max(total, group.evaluations[user])  # readers of one element share its value
@@ -332,7 +332,7 @@ class _Fusion:
         return total
 
     def written(self, node: Node, group: Group) -> Written:
-        """How `node` would be written in the formula of `group`."""
+        """How `node` would appear in the formula of `group`."""
         found = NOWHERE
         for user in dict.fromkeys(self.users[node]):
             # A reader that is not in the group yet is a reshape that would join it together with `node`.
@@ -352,7 +352,7 @@ class _Fusion:
 
 
 def part_of(node: Node) -> int | None:
-    """Where the elements of a slice begin within its operand if they lie side by side there, in elements."""
+    """The offset of a contiguous slice within its operand, in elements."""
     if node.op != "slice" or not node.type.size:
         return None
     whole, offset, inner, dense = node.inputs[0], 0, 1, True
@@ -373,12 +373,12 @@ def _base(node: Node) -> Node:
 
 
 def _widens(node: Node) -> bool:
-    """Whether it converts 16-bit floats as they are read: an instruction, where f32 would be twice the bytes."""
+    """Whether it widens 16-bit floats while they are read: one instruction, whereas f32 would be twice the bytes."""
     return node.op == "cast" and node.dtype is DType.F32 and node.inputs[0].dtype.is_half
 
 
 def _size_after(node: Node, sizes: Mapping[Node, tuple[int, int]]) -> tuple[int, int]:
-    """(parts, depth) of the formula of a node, of which those that it reads in its group have `sizes`."""
+    """(size, depth) of a node's formula, given the `sizes` of its operands in the group."""
     own = expansion_of(node)
     parts, depth = own.parts, own.depth
     for operand, read in zip(node.inputs, own.reads, strict=True):
@@ -388,15 +388,15 @@ def _size_after(node: Node, sizes: Mapping[Node, tuple[int, int]]) -> tuple[int,
 
 
 def _takes_prologue(anchor: Node) -> bool:
-    """Whether there is a kernel for it that computes its first operand on the way."""
+    """Whether it has a kernel that computes its first operand on the fly."""
     if anchor.op not in ("matmul", "linear", "conv") or not anchor.dtype.is_half:
         return False
     return anchor.op != "conv" or (anchor.attrs["groups"] == 1 and anchor.attrs["layout"] == "channels_last")
 
 
 def _pads(node: Node, anchor: Node) -> bool:
-    """Whether `node` is the border of a convolution: of zeros, or of bytes. What the kernel reads there costs nothing,
-    and it copies what it reads often."""
+    """Whether `node` is the padding of a convolution: zeros, or bytes. Padding costs the kernel nothing, and it
+    copies what it reads often."""
     if anchor.op != "conv" or anchor.inputs[0] is not node or node.op != "pad" or any(node.attrs["interior"]):
         return False
     if anchor.attrs["layout"] == "channels_first" and not _stages_planes(anchor):
@@ -410,7 +410,7 @@ def _pads(node: Node, anchor: Node) -> bool:
 
 
 def _stages_planes(conv: Node) -> bool:
-    """Whether there is a kernel for a channels-first convolution that copies what it reads, border and all."""
+    """Whether there is a kernel for a channels-first convolution that copies its input including the padding."""
     groups, weight = conv.attrs["groups"], conv.inputs[1]
     depthwise = groups == conv.inputs[0].shape[1] == conv.shape[1]
     many = conv.shape[1] // groups >= MIN_CHANNELS
@@ -418,8 +418,8 @@ def _stages_planes(conv: Node) -> bool:
 
 
 def _moves_last_axis(node: Node) -> bool:
-    """Whether neighbours in what it reads are no neighbours in its result: a norm over several axes, which passes over
-    them again and again, would gather them one by one each time."""
+    """Whether neighbours in its operand are not neighbours in its result. A norm over several axes, with its repeated
+    passes, would gather them one by one each time."""
     return node.op == "permute" and node.attrs["axes"][-1] != node.type.rank - 1
 
 

@@ -1,9 +1,9 @@
-"""join-reductions: a GEMM or convolution and the reduction of its results, as one task.
+"""join-reductions: merge a GEMM or convolution with the reduction of its results into one task.
 
     [conv + add + relu]  [mean]   ->   [conv + add + relu + mean]
 
-Fusion leaves the two apart, since only some kernels can do both. The pair is an alternative: a task of its own, with
-candidates of its own, and joined where it is faster than the two apart.
+Fusion keeps the two separate, since only some kernels can do both. The pair is an alternative task with its own
+candidates, and is used if it is faster than the two separate tasks.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tilewright.graph.op import Fusion, op_of
 from tilewright.graph.task import Partition, Task, TaskCall
 from tilewright.rewrites.calls import reader_counts, with_producer
 
-# Whether a product and the reduction behind it should be one call, which is the third.
+# Decides whether a product and the reduction after it should be one call, the third argument.
 _Join = Callable[[TaskCall, TaskCall, TaskCall], bool]
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """Two tasks that one could compute, and how often that is so."""
+    """Two tasks that one could replace, and how often."""
 
     joined: Task
     separate: tuple[Task, Task]
@@ -31,7 +31,7 @@ class Alternative:
 
 
 def alternatives(partitions: Sequence[Partition]) -> dict[str, Alternative]:
-    """The pairs that could be joined, by key of the task that they would be."""
+    """The pairs that could be joined, by the key of the joined task."""
     found: dict[str, Alternative] = {}
 
     def note(before: TaskCall, call: TaskCall, whole: TaskCall) -> bool:
@@ -46,7 +46,7 @@ def alternatives(partitions: Sequence[Partition]) -> dict[str, Alternative]:
 
 
 def join_reductions(partition: Partition, wanted: Collection[str]) -> Partition:
-    """The partition with those pairs joined whose task's key is one of `wanted`."""
+    """The partition with those pairs joined whose joined task's key is in `wanted`."""
     if not wanted:
         return partition
     return _walked(partition, lambda before, call, whole: whole.task.key in wanted)
@@ -75,7 +75,7 @@ def _walked(partition: Partition, join: _Join) -> Partition:
 
 
 def _reduced(call: TaskCall) -> Node | None:
-    """What a call reads to combine its rows or columns, and for nothing else."""
+    """The value that a call reads only to reduce its rows or columns."""
     graph = call.task.graph
     found = [node for node in graph.nodes() if node.op in KINDS]
     if len(found) != 1 or not found[0].inputs[0].is_input or combined_of(found[0]) is None:

@@ -1,14 +1,13 @@
-"""layout: every value in the order in which kernels and permutes together take the least time.
+"""layout: store every value in the axis order that minimises the time of kernels and permutes together.
 
     permute(conv(x, w) channels_first)        ->      conv(permute(x), permute(w)) channels_last, read as it lies
 
-Every value is kept as a stored node and the order of its axes in storage. A permute costs nothing then: it gives the
-same storage another order. What each operator can do with its operands' orders is in `layout_choices.py`; which of that
-it does is found by `layout_assignment.py` with the times that an oracle gives. Only where an operator, or an output of
-the graph, needs another order than a value is there in is a permute written, once for each value and order. Two
-permutes that undo each other are never written at all.
+Every value is a stored node plus the order of its axes in storage. A permute then costs nothing: it relabels the same
+storage. `layout_choices.py` lists the orders that each operator supports; `layout_assignment.py` chooses among them
+with times from an oracle. A permute is emitted only if an operator or an output needs a value in an order in which it
+is not stored, once per value and order. Permutes that cancel are never emitted.
 
-Permutes of constants are folded behind this pass, so that each weight is kept once, in the order that its kernel wants.
+Permutes of constants are folded after this pass, so that each weight is stored once, in its kernel's order.
 """
 
 from __future__ import annotations
@@ -36,8 +35,9 @@ from tilewright.rewrites.partition import partition
 from tilewright.rewrites.shapes import moves_nothing
 from tilewright.support.trace import Event, Trace
 
-# Values alive at a step, over all steps: what an assignment takes time in proportion to. Networks have thousands of
-# steps with some tens; thousands with thousands (a sum of 20,000 inputs) keep the orders that they came in.
+# Limit on the number of live values summed over all steps, which determines the time of an assignment. Networks have
+# thousands of steps with tens of live values; graphs with thousands of both (a sum of 20,000 inputs) keep their
+# orders.
 _MAX_LIVE = 20_000_000
 
 
@@ -58,8 +58,8 @@ class Layout(Pass):
             return self.traced(graph, span)
 
     def traced(self, graph: Graph, span: Event) -> Graph:
-        """What was found operator by operator, unless all channels-last is better with what is fused then: chains of
-        convolutions are. Notes say how often each operator went each way."""
+        """Use the assignment found per operator, unless channels-last everywhere is better after fusion, as it is for
+        chains of convolutions. Notes count how often each operator took each choice."""
         if _live_values(graph) > _MAX_LIVE:
             return graph
         found, costs = assign(graph, self.oracle)
@@ -87,7 +87,7 @@ class Layout(Pass):
 
 
 def _tasks(graph: Graph) -> list[Task]:
-    """Of all kernels of a graph, its constants as they will be once they are folded."""
+    """The tasks of all kernels of a graph, with constants as they will be after folding."""
 
     def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
         if node.is_constant or not folds(node):
@@ -104,7 +104,7 @@ def _is_chain(task: Task) -> bool:
 
 
 def permuted_bytes(graph: Graph) -> int:
-    """How much the graph's permutes move; those of constants are folded and count nothing."""
+    """The bytes that the graph's permutes move; those of constants are folded and do not count."""
     return sum(
         node.type.bytes
         for node in graph.nodes()
@@ -116,13 +116,13 @@ def permuted_bytes(graph: Graph) -> int:
 
 @dataclass
 class _Conversion:
-    """One walk over a graph, producers first, that writes what was decided."""
+    """One traversal of a graph, producers first, that applies the decisions."""
 
     graph: Graph
     assignment: Assignment
     costs: Costs
     there: dict[Node, dict[Order, Node]] = field(default_factory=dict)
-    detours: int = 0  # values whose blocks were put together before they were cut anew
+    detours: int = 0  # values whose blocks were joined before they were split again
 
     def run(self) -> Graph:
         for node in self.graph.nodes():
@@ -138,7 +138,7 @@ class _Conversion:
         return Graph(self.graph.inputs, outputs)
 
     def foldable(self, node: Node) -> LayoutChoice:
-        """Of movement of a constant: the storage of the constant, where that will do."""
+        """For movement of a constant: the constant's own storage, if that suffices."""
         return layout_choices_of(node, [list(self.there[operand]) for operand in node.inputs], ())[0]
 
     def want(self, value: Node, order: Order) -> Node:

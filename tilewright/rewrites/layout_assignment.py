@@ -1,27 +1,28 @@
-"""Assigns a layout to every operator of a graph, so that kernels and permutes together take the least time.
+"""Assign a layout to every operator of a graph, minimising the time of kernels and permutes together.
 
-The graph is walked once, producers first. Behind each node stands a frontier: the values that later nodes still read. A
-state says in which orders each of them is there, and of all ways to come to a state only the cheapest is kept:
+The graph is traversed once, producers first. After each node there is a frontier: the values that later nodes still
+read. A state says in which orders each of them is stored, and only the cheapest path to each state is kept:
 
-    cost(state behind n) = min over states before n, ways of n:
-        cost(state before n) + kernel of n in this way + permutes of operands that are not there in the order it takes
+    cost(state after n) = min over states before n, choices of n:
+        cost(state before n) + kernel of n with this choice + permutes of operands that are not stored in its orders
 
-A permute is paid for by the first reader that needs it; the value is then there in both orders for all others. A state
-is dropped, too, if another one comes to the same orders for less by permutes alone.
+The first reader that needs a permute pays for it; the value is then stored in both orders for all others. A state is
+also dropped if another one reaches the same orders at less cost by permutes alone.
 
-There is always a state. An operator for which the oracle knows no kernel in any of its ways (an infinite time) makes no
-way impossible: states are compared by how many such operators they hold, then by their cost.
+There is always a state. If the oracle knows no kernel for an operator in any choice (an infinite time), no choice is
+excluded: states are compared by the number of such operators, then by cost.
 
-This is exact as long as no frontier has more than `BEAM` states: on chains, where it is the usual recurrence of costs
-per layout, on residual blocks and on trees of moderate width. Where it has more only the cheapest go on, a heuristic;
-then the assignments with all layouts channels-last, and with all as they came, are solved too, and the best is taken.
+This is exact as long as no frontier has more than `BEAM` states: on chains, where it is the usual dynamic programme,
+on residual blocks, and on trees of moderate width. With more states, only the cheapest are kept, which is a
+heuristic; then the assignments with all layouts channels-last, and with all unchanged, are solved too, and the best
+wins.
 
-Times of kernels are asked for quickly first. One that the best kernel may be below is asked for exactly only where it
-stands against the choice: what makes the chosen ways cheaper still does not change it.
+Kernel times are first estimated by a cheap upper bound. The exact time is computed only for alternatives to the
+chosen layout: a lower time for the chosen one would not change the choice.
 
-Heuristic in any case is the model of cost: an operator is asked for by itself with the border before it, not with what
-will be fused behind it, and a permute next to elementwise work costs what it adds to that. One in front of a reduction
-costs what the kernel of both takes longer, and no less than by itself.
+The cost model is a heuristic in any case: an operator is timed with its padding but without its epilogue, and a
+permute next to elementwise work costs what it adds to that. A permute before a reduction costs the additional time of
+the fused kernel, and at least its own time.
 """
 
 from __future__ import annotations
@@ -54,11 +55,11 @@ from tilewright.rewrites.shapes import moves_nothing
 BEAM = 256
 _COMPARED = 8  # cheaper states that a state is compared with before it is kept
 _SEPARATE_BORDER = (
-    2e-6  # seconds at least for a border that is in no other kernel: one in another order is not
+    2e-6  # minimum seconds for padding that no other kernel includes: padding in another order is separate
 )
-_WANTED = 4  # orders that the readers of a value are asked for
+_WANTED = 4  # orders considered per value from its readers
 
-# Operators whose time depends on the order, alongside those that have a layout.
+# Operators whose time depends on the order, besides those that have a layout.
 _IN_ANY_ORDER = frozenset(
     [
         *("concat", "resize", "softmax", "log_softmax", "cumsum", "layer_norm", "rms_norm"),
@@ -70,15 +71,15 @@ _IN_ANY_ORDER = frozenset(
 @dataclass(frozen=True)
 class Assignment:
     choices: Mapping[Node, LayoutChoice]
-    rivals: Sequence[tuple[Node, LayoutChoice]]  # what was not chosen
+    rivals: Sequence[tuple[Node, LayoutChoice]]  # the alternatives
     total: float
     exact: bool
     unknown: int = 0  # operators without a known kernel; their times are not in `total`
 
 
 def assign(graph: Graph, oracle: CostOracle) -> tuple[Assignment, Costs]:
-    """The best assignment found, never worse than all layouts channels-last or all as they came; and what it was
-    counted with."""
+    """The best assignment found, never worse than all layouts channels-last or all unchanged, and the costs it is
+    based on."""
     costs = Costs(graph, oracle)
     best = solve(graph, costs)
     while rivals := [rival for rival in best.rivals if not costs.knows(*rival)]:
@@ -95,11 +96,11 @@ def assign(graph: Graph, oracle: CostOracle) -> tuple[Assignment, Costs]:
     return best, costs
 
 
-# -- what things cost -----------------------------------------------------------------------------------------------
+# -- costs ----------------------------------------------------------------------------------------------------------
 
 
 class Costs:
-    """Times of operators in each of their ways, and of permutes, each asked for once."""
+    """Cached times of operators for each of their choices, and of permutes."""
 
     def __init__(self, graph: Graph, oracle: CostOracle) -> None:
         self.oracle = oracle
@@ -111,11 +112,11 @@ class Costs:
         self._moves: dict[object, float] = {}
 
     def kernel(self, value: Node, choice: LayoutChoice) -> float:
-        """Seconds of the operator by itself, or a bit more; 0 where they are the same in all orders."""
+        """Seconds of the operator alone, or an upper bound; 0 if they are the same in all orders."""
         return self._kernel(value, choice)[0]
 
     def knows(self, value: Node, choice: LayoutChoice) -> bool:
-        """Whether these are the best kernel's."""
+        """Whether this is the exact time of the best kernel."""
         return self._kernel(value, choice)[1]
 
     def learn(self, value: Node, choice: LayoutChoice) -> None:
@@ -133,7 +134,7 @@ class Costs:
         return self._kernels[key]
 
     def permute_seconds(self, value: Node, have: Order, need: Order, reader: Node | None = None) -> float:
-        """Seconds of putting `value` from one order into another for `reader`."""
+        """Seconds to convert `value` from one order to another for `reader`."""
         if have == need or folds(value):
             return 0.0
         *before, (shape, axes) = conversions(value.shape, have, need)
@@ -158,8 +159,8 @@ class Costs:
         return max([moved, *joined])
 
     def _reduction_of(self, reader: Node, value: Node) -> Node | None:
-        """What fusion makes one kernel with a permute of `value`: a reduction that reads it, or what elementwise work
-        makes of it."""
+        """The reduction that fusion merges with a permute of `value`: one that reads it, directly or through
+        elementwise work."""
         node = reader
         while op_of(node.op).fusion is Fusion.ELEMENTWISE and node.shape == value.shape:
             if self.readers[node] != 1 or node in self.outputs:
@@ -169,10 +170,10 @@ class Costs:
         return node if reduces and len(node.inputs) == 1 and node.inputs[0].shape == value.shape else None
 
     def _joined(self, value: Node, have: Order, reader: Node, choice: LayoutChoice) -> float:
-        """Seconds of that kernel, which reads along what is not contiguous; 0 where they are not known."""
+        """Seconds of that kernel, which reads along a non-contiguous axis; 0 if unknown."""
         key = have, _kernel_key(reader, choice)
         if key not in self._moves:
-            # The type that is reduced: `value` may be the mask of a select between them.
+            # The type that is reduced: `value` may be the mask of a select.
             given = input_node(0, TensorType(stored(value.shape, have), reader.inputs[0].dtype))
             moved = permuted(given, have, choice.operands[0], value)
             calls = partition(Graph((given,), (written(reader, choice, (moved,)),))).calls
@@ -189,11 +190,11 @@ class Costs:
         return self._moves[key]
 
     def _rides_along(self, value: Node, reader: Node) -> bool:
-        """Whether the permute goes into a kernel that reads or writes `value` anyway."""
+        """Whether the permute is fused into a kernel that reads or writes `value` anyway."""
         return self.readers[value] == 1 and (self._loose(value) or self._loose(reader))
 
     def _loose(self, node: Node) -> bool:
-        """Whether it is elementwise and in no contraction's or reduction's kernel."""
+        """Whether it is elementwise and not part of a contraction's or reduction's kernel."""
         elementwise = not node.is_input and op_of(node.op).fusion is Fusion.ELEMENTWISE
         return elementwise and node not in self._in_epilogue
 
@@ -208,8 +209,8 @@ def _kernel_key(value: Node, choice: LayoutChoice) -> object:
 
 
 def _border_of(value: Node) -> Node | None:
-    """What puts a border around the image that an operator with windows reads. A pad that adds channels is none: it
-    cannot be done in blocks of them."""
+    """The padding of the image that a windowed operator reads. A pad that adds channels does not count: it cannot be
+    done in blocks of channels."""
     if value.op not in WITH_LAYOUT or value.inputs[0].op != "pad":
         return None
     border = value.inputs[0]
@@ -218,7 +219,7 @@ def _border_of(value: Node) -> Node | None:
 
 
 def _in_epilogue(graph: Graph) -> set[Node]:
-    """Contractions, reductions, and the elementwise nodes of the same shape behind them."""
+    """Contractions, reductions, and the elementwise nodes of the same shape after them."""
     found: set[Node] = set()
     for node in graph.nodes():
         if node.is_input or node.is_constant:
@@ -231,7 +232,7 @@ def _in_epilogue(graph: Graph) -> set[Node]:
 
 
 def _alone(value: Node, choice: LayoutChoice) -> Graph:
-    """`value` in one of its ways as a graph of its own, with the border that is put around its first operand."""
+    """`value` with one of its choices as a separate graph, with the padding of its first operand."""
     border = _border_of(value)
     inputs: list[Node] = []
 
@@ -252,18 +253,16 @@ def _alone(value: Node, choice: LayoutChoice) -> Graph:
     return Graph(tuple(inputs), (written(value, choice, tuple(operands)),))
 
 
-# -- the walk -------------------------------------------------------------------------------------------------------
+# -- the traversal --------------------------------------------------------------------------------------------------
 
-Orders = tuple[Order, ...]  # in which a value is there, sorted
+Orders = tuple[Order, ...]  # in which a value is stored, sorted
 
 
 @dataclass(frozen=True)
 class _State:
     there: tuple[Orders, ...]  # for each value of the frontier
     cost: float
-    unknown: int = (
-        0  # operators on the way here for whose way no kernel is known; their time is not in `cost`
-    )
+    unknown: int = 0  # operators so far whose choice has no known kernel; their time is not in `cost`
     choice: tuple[Node, LayoutChoice] | None = None
     before: _State | None = field(default=None, repr=False)
 
@@ -276,7 +275,7 @@ class _State:
 def solve(
     graph: Graph, costs: Costs, allowed: Callable[[Node, LayoutChoice], bool] = lambda node, choice: True
 ) -> Assignment:
-    """The cheapest assignment in which every operator with a layout goes one of its `allowed` ways."""
+    """The cheapest assignment in which every operator with a layout takes one of its `allowed` choices."""
     nodes = [node for node in graph.nodes() if not folds(node)]
     last_reader = {operand: node for node in nodes for operand in node.inputs}
     candidates = _candidates(graph, nodes, costs.oracle, allowed)
@@ -320,7 +319,7 @@ def solve(
 def _moved(
     node: Node, choice: LayoutChoice, state: _State, frontier: Sequence[Node], costs: Costs
 ) -> tuple[list[Orders], float]:
-    """(what is there, what it has cost) once the operands of `node` are in the orders of `choice`."""
+    """(stored orders, total cost) once the operands of `node` are in the orders of `choice`."""
     cost, there = state.cost, list(state.there)
     for operand, order in zip(node.inputs, choice.operands, strict=True):
         if folds(operand):
@@ -337,8 +336,8 @@ def _with(orders: Orders, order: Order) -> Orders:
 
 
 def _undominated(states: Iterable[_State], frontier: Sequence[Node], costs: Costs) -> list[_State]:
-    """Cheapest first, without those that a cheaper one becomes by permutes for no more. Of those with the fewest
-    operators without a kernel at least one is kept, and of the others none."""
+    """The cheapest states first, without those that a cheaper state reaches by permutes at no more cost. Only states
+    with the fewest operators without a kernel are kept, and at least one of them."""
     kept: list[_State] = []
     found = sorted(states, key=lambda each: each.rank)
     for state in found:
@@ -369,7 +368,8 @@ def _choices(state: _State) -> dict[Node, LayoutChoice]:
 def _candidates(
     graph: Graph, nodes: Sequence[Node], oracle: CostOracle, allowed: Callable[[Node, LayoutChoice], bool]
 ) -> Mapping[Node, Sequence[LayoutChoice]]:
-    """The ways worth trying: with operands as they may come, or as readers may want the result."""
+    """The choices worth trying: with operands in the orders they may have, or the result in the orders that readers
+    may want."""
     outputs = frozenset(graph.outputs)
     wanted: dict[Node, dict[Order, None]] = {node: {} for node in nodes}
 

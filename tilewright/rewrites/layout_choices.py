@@ -1,13 +1,13 @@
 """The layouts in which each operator can work: the choices of the layout pass.
 
-A value is kept as a stored node and the order of its axes in storage (`orders.py`). Every operator has one or more
-`LayoutChoice`s: its operands in certain orders give its result in a certain one.
+A value is a stored node plus the order of its axes in storage (`orders.py`). Every operator has one or more
+`LayoutChoice`s: with operands in certain orders, its result has a certain order.
 
-- Convolutions and pools have a kernel for each layout: channels first, last, or in blocks of what the machine's vectors
-  hold. A convolution whose operand has no whole blocks reads it with channels first and writes blocks.
-- Elementwise operators, concat, pad, slice, reductions, ... work in any order; in blocks of an axis if they do nothing
-  along it that would cut a block.
-- A permute, and many a reshape, only gives the same storage another order.
+- Convolutions and pools have a kernel for each layout: channels first, last, or in blocks of what the machine's
+  vectors hold. A convolution whose operand has no whole blocks reads it with channels first and writes blocks.
+- Elementwise operators, concat, pad, slice, reductions, ... work in any order; in blocks of an axis if they do not
+  split a block.
+- A permute, and many reshapes, only relabel the same storage.
 - Everything else takes and gives values as the model writes them.
 """
 
@@ -39,30 +39,30 @@ from tilewright.rewrites.orders import (
 from tilewright.rewrites.shapes import Shape, inverse, is_identity, moves_nothing, reshape_to, trimmed
 
 WITH_LAYOUT = ("conv", "max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_pool")
-_MAX_CHOICES = 5  # a graph that permutes in many ways would have as many orders for each value
+_MAX_CHOICES = 5  # a graph with many permutes would have as many orders for each value
 
 
 @dataclass(frozen=True)
 class LayoutChoice:
     order: Order  # of the result
     operands: tuple[Order, ...]
-    layout: str | None = None  # of an operator that has one
+    layout: str | None = None  # for an operator that has one
 
 
 def gives_channels_last(node: Node, choice: LayoutChoice) -> bool:
-    """Of an operator with a layout, in one of its ways."""
+    """Whether an operator with a layout produces channels-last with this choice."""
     channels = layouts.channels_of(node.shape, node.attrs["layout"])
     return choice.layout in (layouts.LAST, layouts.by(channels))
 
 
 def folds(node: Node) -> bool:
-    """Whether it is a constant, or movement of one, or the same everywhere: it is there in any order for nothing."""
+    """Whether it is a constant, movement of one, or the same everywhere: it is available in any order at no cost."""
     while node.op in ("permute", "reshape"):
         node = node.inputs[0]
     return node.is_constant or node.op == "full"
 
 
-# -- the ways of an operator ----------------------------------------------------------------------------------------
+# -- the choices of an operator --------------------------------------------------------------------------------------
 
 
 def layout_choices_of(
@@ -71,17 +71,16 @@ def layout_choices_of(
     wanted: Iterable[Order],
     block: Callable[[int], int] = lambda channels: 0,
 ) -> list[LayoutChoice]:
-    """The ways to compute `value`, for each operand the orders in which it might come, and the orders in which readers
-    might want the result; `block` says how many of so many channels are stored together. Among ways of equal cost the
-    first is best: channels-last, since what is channels-last comes from a convolution and mostly goes to one, then as
-    written."""
+    """The choices for computing `value`, given the possible orders of each operand and the orders that readers may
+    want; `block` returns the block size for a number of channels. On a tie the first choice wins: channels-last,
+    because such values come from a convolution and mostly go to one, then unchanged."""
     rank = value.type.rank
 
     def preference(choice: LayoutChoice) -> int:
         if rank > 2 and choice.order == channels_last(rank):
             return 0
         if value.op == "pad" and 1 in blocks_of(choice.order).values():
-            return 1  # a border next to the convolution that reads it is a part of its kernel
+            return 1  # padding next to the convolution that reads it is a part of its kernel
         return 2 if is_identity(choice.order) else 3
 
     found = dict.fromkeys(
@@ -112,7 +111,8 @@ def _as_written(value: Node) -> LayoutChoice:
 def _following(
     value: Node, offered: Sequence[Iterable[Order]], wanted: Sequence[Order]
 ) -> Iterable[LayoutChoice]:
-    """Any order, the operands in the same. Those of lower rank broadcast: their axes are the last ones."""
+    """Any order, with the operands in the same order. Operands of lower rank broadcast: their axes are the
+    last ones."""
     rank = value.type.rank
     orders = [o for x, each in zip(value.inputs, offered, strict=True) if x.type.rank == rank for o in each]
     for order in (*orders, *wanted):
@@ -125,12 +125,12 @@ def _trailing(order: Order, rank: int) -> Order:
 
 
 def rank_of(order: Order) -> int:
-    """Of the value."""
+    """The rank of the value."""
     return len(order) - len(blocks_of(order))
 
 
 def _keeps_blocks(value: Node, choice: LayoutChoice) -> bool:
-    """Whether there are whole blocks of everything, and nothing is done in them."""
+    """Whether everything has whole blocks, and nothing happens inside them."""
     blocks = blocks_of(choice.order) | {
         a: s for order in choice.operands for a, s in blocks_of(order).items()
     }
@@ -141,14 +141,14 @@ def _keeps_blocks(value: Node, choice: LayoutChoice) -> bool:
     ):
         return False
     if value.op == "concat":
-        # One channel fits any block by broadcasting; a part of the result it is not.
+        # One channel broadcasts to any block; it cannot be a part of the result.
         axis = value.attrs["axis"]
         return not any(x.shape[axis] % blocks.get(axis, 1) for x in value.inputs)
     return not any(axis in touched(value) for axis in blocks)
 
 
 def touched(value: Node) -> Collection[int]:
-    """The axes along which it does more than to take elements, or rows of whole blocks, one by one."""
+    """The axes along which it does more than take elements, or rows of whole blocks, one by one."""
     attrs = value.attrs
     if value.op == "pad":
         amounts = (attrs["low"], attrs["high"], attrs["interior"])
@@ -174,8 +174,8 @@ def _broadcast_to(
 def _along_axis(
     value: Node, offered: Sequence[Iterable[Order]], wanted: Sequence[Order]
 ) -> Iterable[LayoutChoice]:
-    """softmax and the like. If the user put the axis last, it should stay last: rows that lie together are faster to
-    read than to permute and read."""
+    """softmax and the like. If the user put the axis last, it should stay last: contiguous rows are faster to read
+    than to permute and read."""
     last = value.type.rank - 1
     for choice in _following(value, offered, wanted):
         if value.attrs["axis"] != last or choice.order[-1] == last:
@@ -232,14 +232,14 @@ def _reshape(
 
 
 def reshape_stored(source: Shape, target: Shape, order: Order) -> tuple[Shape, Order] | None:
-    """The shape and order in storage after the value is reshaped from `source` to `target`, where that needs no
-    permute: every run of axes that is reshaped by itself must lie together and in order.
+    """The shape and order in storage after the value is reshaped from `source` to `target` without a permute: every
+    run of axes that is reshaped separately must be contiguous and in order.
 
     [N, C, H, W] stored as N H W C -> [N, C, HW]: stored [N, HW, C].
     """
     if 0 in source:
         return None
-    # Axes of extent 1 may stand anywhere; only the others decide.
+    # Axes of extent 1 may be anywhere; only the others matter.
     long = [entry for entry in order if source[axis_of(entry)] != 1]
     cut = {axis for axis in blocks_of(order) if source[axis] != 1}
     runs = {sources[0]: (sources, targets) for sources, targets in reshape_segments(source, target)}
@@ -265,7 +265,7 @@ def reshape_stored(source: Shape, target: Shape, order: Order) -> tuple[Shape, O
 
 
 def _with_ones(order: list[Entry], ones: list[int]) -> Order:
-    """Puts axes of extent 1 behind the axis that they follow in the value, so that an order stays a known one."""
+    """Put axes of extent 1 after the axis that they follow in the value, so that an order stays a known one."""
     result = list(order)
     for axis in ones:
         before = [position for position, other in enumerate(result) if other == axis - 1]
@@ -276,7 +276,7 @@ def _with_ones(order: list[Entry], ones: list[int]) -> Order:
 def _with_layout(
     value: Node, offered: Sequence[Iterable[Order]], wanted: Sequence[Order]
 ) -> Iterable[LayoutChoice]:
-    """As it came, and with the channels at the other end."""
+    """The given layout, and the other one of channels first and last."""
     rank = value.type.rank
     if value.attrs["layout"] == "channels_first":
         kept, transposed, other = identity(rank), channels_last(rank), "channels_last"
@@ -294,8 +294,8 @@ def _with_layout(
 
 
 def _in_blocks(value: Node, block: Callable[[int], int]) -> Iterable[LayoutChoice]:
-    """With blocks of channels: of the operand, too, if it has whole ones, otherwise of 1, which is channels first. Then
-    all channels of the result can be a block, too, which is channels last."""
+    """Blocks of channels: for the operand too, if it has whole ones; otherwise its blocks have 1 channel, which is
+    channels first. Then all channels of the result may be one block, which is channels last."""
     rank, layout = value.type.rank, value.attrs["layout"]
     axis = 1 if layout == layouts.FIRST else rank - 1
     image, spatial = value.inputs[0], [n for n in range(1, rank) if n != axis]
@@ -333,11 +333,11 @@ _LAYOUT_CHOICES: Mapping[str, _LayoutChoices] = {
 }
 
 
-# -- the operator in one of its ways --------------------------------------------------------------------------------
+# -- an operator with a choice applied ------------------------------------------------------------------------------
 
 
 def written(value: Node, choice: LayoutChoice, operands: tuple[Node, ...]) -> Node:
-    """The node that holds `value` in the order of `choice`, of operands that are stored as it says."""
+    """The node that holds `value` in the order of `choice`, with operands stored in its orders."""
     if value.op == "permute":
         return operands[0]
     same = all(a is b for a, b in zip(operands, value.inputs, strict=True))
@@ -350,7 +350,7 @@ def written(value: Node, choice: LayoutChoice, operands: tuple[Node, ...]) -> No
     if op_of(value.op).fusion is not Fusion.ELEMENTWISE:
         return _apply(value, *operands)
     result = _apply(value, *map(aligned_to(choice.order), operands, choice.operands))
-    # Where leading ones were trimmed from all operands they are missing now.
+    # If leading ones were trimmed from all operands, they must be restored.
     return reshape_to(result, stored(value.shape, choice.order))
 
 
@@ -360,7 +360,7 @@ def _apply(value: Node, *operands: Node, **changed: object) -> Node:
 
 
 def aligned_to(order: Order) -> Callable[[Node, Order], Node]:
-    """What makes an operand, stored in its own order, broadcast to a result stored in `order`."""
+    """Make an operand, stored in its own order, broadcast to a result stored in `order`."""
 
     def aligned(operand: Node, own: Order) -> Node:
         missing = rank_of(order) - rank_of(own)
@@ -369,7 +369,7 @@ def aligned_to(order: Order) -> Callable[[Node, Order], Node]:
         if missing:
             extents = dict(zip(renamed(own, lambda axis: axis + missing), operand.shape, strict=True))
             operand = reshape_to(operand, tuple(extents.get(entry, 1) for entry in order))
-        # Parameters of one value per channel come out as [C], the form that reads best and that all share.
+        # Parameters with one value per channel become [C], a form that all layouts share.
         return reshape_to(operand, trimmed(operand.shape)) if folds(operand) else operand
 
     return aligned
@@ -392,7 +392,7 @@ def _in_order(value: Node, choice: LayoutChoice, operands: tuple[Node, ...]) -> 
     if value.op == "broadcast_to":
         return _apply(value, aligned_to(order)(operands[0], choice.operands[0]), shape=shape)
     if value.op == "resize":
-        # It resamples the last axes, and does not touch one that keeps its extent: so it works in any order.
+        # It resamples the last axes and leaves axes that keep their extent unchanged, so it works in any order.
         changed = [d for d, extent in enumerate(shape) if operands[0].shape[d] != extent]
         return _apply(value, *operands, sizes=shape[min(changed, default=len(shape) - 1) :])
     if value.op in ("layer_norm", "rms_norm"):
@@ -402,7 +402,7 @@ def _in_order(value: Node, choice: LayoutChoice, operands: tuple[Node, ...]) -> 
 
 
 def _sliced(value: Node, order: Order) -> dict[str, Shape]:
-    """Of axes in blocks all of them, and all places in each."""
+    """Axes in blocks are taken whole, with all elements of each block."""
     starts, stops, steps = (per_axis(value.attrs[name], order) for name in ("starts", "stops", "steps"))
     blocks, shape = blocks_of(order), stored(value.shape, order)
     whole = [axis_of(entry) in blocks for entry in order]
@@ -414,7 +414,7 @@ def _sliced(value: Node, order: Order) -> dict[str, Shape]:
 
 
 def permuted(node: Node, have: Order, need: Order, value: Node) -> Node:
-    """`value`, which is stored in `node` in the order `have`, in the order `need`."""
+    """Convert `value`, stored in `node` in the order `have`, to the order `need`."""
     for parts, axes in conversions(value.shape, have, need):
         if not moves_nothing(parts, axes):
             node = apply("permute", reshape_to(node, parts), axes=axes, name=value.name, source=value.source)

@@ -1,11 +1,11 @@
-"""merge-matmuls: matmuls of one operand with several weights become one matmul.
+"""merge-matmuls: merge matmuls of one operand with several weights into one matmul.
 
     q = x @ wq + bq                       all = x @ [wq wk wv] + [bq bk bv]
     k = x @ wk + bk              ->       q, k, v = slices of all
     v = x @ wv + bv
 
-For machines on which one large product takes less time than several small ones. Only where attention is all that reads
-the results: it takes slices as they are, and elsewhere each would be a copy.
+For machines on which one large product is faster than several small ones. It applies only if attention is the only
+reader of the results: attention reads slices in place, while other readers would need copies.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class MergeMatmuls(Pass):
 
 @dataclass(frozen=True, eq=False)
 class _Branch:
-    """A product with its bias, if it has one."""
+    """A product with its bias, if any."""
 
     product: Node
     bias: Node | None
@@ -57,7 +57,7 @@ class _Branch:
 
 
 def _siblings(graph: Graph) -> dict[tuple[Node, object], list[Node]]:
-    """Products with a constant matrix, by what they multiply it with."""
+    """Products with a constant matrix, grouped by their other operand."""
     found: dict[tuple[Node, object], list[Node]] = {}
     for node in graph.nodes():
         if node.op == "matmul" and node.inputs[1].is_constant and node.inputs[1].type.rank == 2:
@@ -77,7 +77,7 @@ def _branch(node: Node, users: Mapping[Node, Sequence[Node]], outputs: frozenset
 
 
 def _only_attention(node: Node, users: Mapping[Node, Sequence[Node]], outputs: frozenset[Node]) -> bool:
-    """Whether attention reads it, through reshapes and permutes, and nothing else does."""
+    """Whether attention, through reshapes and permutes, is its only reader."""
     if node in outputs or not users[node]:
         return False
     return all(
@@ -111,7 +111,7 @@ def _rule(
             return None
         branches, number = merged[node]
         data = operands[0]
-        if node is not branches[number].product:  # the sum: one of its operands is the product as it was
+        if node is not branches[number].product:  # the sum: one of its operands is the original product
             product = next(o for o in operands if o.op == "matmul")
             data = product.inputs[0]
         all_of_it = whole(branches, data)

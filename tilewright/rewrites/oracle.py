@@ -1,4 +1,4 @@
-"""The cost oracle protocol of the rewrites: times, without knowing a machine."""
+"""The cost oracle protocol for rewrites: times, without knowledge of the machine."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from tilewright.graph.task import Task
 
 
 class CostOracle(Protocol):
-    """Predicted or measured times. All that a rewrite does with them is to add and to compare."""
+    """Predicted or measured times. Rewrites only add and compare them."""
 
     def seconds(self, task: Task) -> float:
         """The time of the task's best kernel."""
 
     def upper_bound(self, task: Task) -> tuple[float, bool]:
-        """A time that the best kernel does not exceed, found with less effort; and whether it is the best kernel's."""
+        """An upper bound on the time of the best kernel, found with less effort, and whether it is exact."""
 
     def permute_seconds(self, type: TensorType, axes: Sequence[int], *, alone: bool = True) -> float:
-        """The time of permuting a tensor: in a kernel of its own, or what it adds to one that would read or write the
-        tensor anyway."""
+        """The time of permuting a tensor: in a kernel of its own, or the additional time in a kernel that reads or
+        writes the tensor anyway."""
 
     def block(self, channels: int, dtype: DType) -> int:
-        """Of so many channels, how many are best stored together as a block that kernels read as vectors; 0: there are
-        no such kernels."""
+        """The best number of channels per block for kernels that read blocks as vectors; 0: there are no such
+        kernels."""
 
 
 class FewestBytes:
-    """Where no machine is in sight: channels-last kernels, which have every template, and as few bytes as possible to
-    permute between them."""
+    """An oracle without a machine: channels-last kernels, which have every template, and as few permuted bytes as
+    possible."""
 
     def seconds(self, task: Task) -> float:
         first = any(node.attrs.get("layout") == "channels_first" for node in task.graph.nodes())

@@ -1,13 +1,13 @@
-"""In which order the axes of a value are stored.
+"""The order in which the axes of a value are stored.
 
-`order[d]` says what axis d of the storage is: an axis of the value, or the places in the blocks that an axis is cut
-into; then the axis itself stands for its blocks. Of a value [N, C, H, W],
+`order[d]` is axis d of the storage: an axis of the value, or the index within the blocks of an axis; then the axis
+itself is the block index. For a value [N, C, H, W]:
 
     (0, 1, 2, 3)                    is stored as it is written
     (0, 2, 3, 1)                    as [N, H, W, C]
     (0, 1, 2, 3, Block(1, 16))      as [N, C / 16, H, W, 16]
 
-An axis of extent 1, along which a value is the same everywhere, has one block of extent 1 whatever the order says.
+An axis of extent 1, along which a value broadcasts, has one block of extent 1 whatever the order says.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tilewright.rewrites.shapes import Shape, inverse, reordered
 
 
 class AxisBlock(NamedTuple):
-    """The places in blocks of `size` along an axis."""
+    """The index within blocks of `size` along an axis."""
 
     axis: int
     size: int
@@ -35,17 +35,17 @@ def identity(rank: int) -> Order:
 
 
 def channels_last(rank: int) -> Order:
-    """Of a value that is written N C spatial, stored N spatial C."""
+    """The order N spatial C of a value that is written N C spatial."""
     return (0, *range(2, rank), 1)
 
 
 def channels_first(rank: int) -> Order:
-    """Of a value that is written N spatial C, stored N C spatial."""
+    """The order N C spatial of a value that is written N spatial C."""
     return (0, rank - 1, *range(1, rank - 1))
 
 
 def named(order: Order) -> str:
-    """The order in words, for traces."""
+    """The name of the order, for traces."""
     sizes = blocks_of(order)
     if sizes:
         return f"blocks of {' and '.join(map(str, sizes.values()))}"
@@ -59,12 +59,12 @@ def axis_of(entry: Entry) -> int:
 
 
 def blocks_of(order: Order) -> dict[int, int]:
-    """The axes that are cut into blocks, and their sizes."""
+    """The axes that are split into blocks, and their block sizes."""
     return {entry.axis: entry.size for entry in order if isinstance(entry, AxisBlock)}
 
 
 def renamed(order: Iterable[Entry], name: Callable[[int], int]) -> Order:
-    """The same order of axes with other numbers."""
+    """The same order with renamed axes."""
     return tuple(e._replace(axis=name(e.axis)) if isinstance(e, AxisBlock) else name(e) for e in order)
 
 
@@ -74,7 +74,7 @@ def fits(shape: Sequence[int], order: Order) -> bool:
 
 
 def stored(shape: Sequence[int], order: Order) -> Shape:
-    """The shape in storage of a value of this shape."""
+    """The storage shape of a value of this shape."""
     sizes = {axis: size for axis, size in blocks_of(order).items() if shape[axis] != 1}
     return tuple(
         sizes.get(entry.axis, 1) if isinstance(entry, AxisBlock) else shape[entry] // sizes.get(entry, 1)
@@ -83,24 +83,23 @@ def stored(shape: Sequence[int], order: Order) -> Shape:
 
 
 def per_axis(values: Sequence[int], order: Order) -> Shape:
-    """`values`, one for each axis, for each axis of the storage; 0 for places in blocks, of axes along which nothing is
-    done."""
+    """`values`, one per axis, for each storage axis; 0 for indices within blocks, which must be unaffected."""
     return tuple(0 if isinstance(entry, AxisBlock) else values[entry] for entry in order)
 
 
 def positions(axes: Iterable[int], order: Order) -> tuple[int, ...]:
-    """Which axes of the storage are those of the value."""
+    """The storage axes of the value's axes."""
     wanted = set(axes)
     return tuple(position for position, entry in enumerate(order) if axis_of(entry) in wanted)
 
 
 @lru_cache(maxsize=4096)
 def conversions(shape: Shape, have: Order, need: Order) -> tuple[tuple[Shape, tuple[int, ...]], ...]:
-    """How a value that is stored in one order is put into another: permutes, one after the other, each as the shape
-    that the storage is reshaped to, so that axes are cut as either order wants them, and how these parts are permuted.
+    """The permutes that convert a value from one order to another, each as the shape to which the storage is reshaped
+    and the permutation of these parts.
 
-    One permute does it where the blocks of either order are made of whole blocks of the other. Blocks of 24 and of 16
-    are not: no reshape cuts 48 channels as both want them. Such an axis is put together first.
+    One permute suffices if the blocks of one order consist of whole blocks of the other. Blocks of 24 and 16 do not:
+    no reshape splits 48 channels for both. Such an axis is joined first.
     """
     whole = _joined(shape, have, need)
     if whole == have:
@@ -109,7 +108,7 @@ def conversions(shape: Shape, have: Order, need: Order) -> tuple[tuple[Shape, tu
 
 
 def _joined(shape: Shape, have: Order, need: Order) -> Order:
-    """`have`, with each axis that the two orders cut at different elements whole where its blocks are."""
+    """`have`, with each axis joined that the two orders split at different elements."""
     sizes = blocks_of(need)
     split = {
         axis
@@ -124,7 +123,7 @@ def _joined(shape: Shape, have: Order, need: Order) -> Order:
 
 
 def _conversion(shape: Shape, have: Order, need: Order) -> tuple[Shape, tuple[int, ...]]:
-    """The one permute between two orders of which one's blocks are made of whole blocks of the other's."""
+    """The single permute between two orders, if the blocks of one consist of whole blocks of the other."""
     if not blocks_of(have) and not blocks_of(need):
         plain = [axis_of(entry) for entry in have]
         return reordered(shape, plain), reordered(inverse(plain), [axis_of(entry) for entry in need])
@@ -137,7 +136,7 @@ def _conversion(shape: Shape, have: Order, need: Order) -> tuple[Shape, tuple[in
 
 
 def _parts(order: Order, shape: Sequence[int], cuts: dict[int, list[int]]) -> list[tuple[int, int, int]]:
-    """The parts of axes in the order of storage, as (axis, elements to the next of it, elements to its end)."""
+    """The parts of axes in storage order, as (axis, stride, end)."""
     sizes, found = blocks_of(order), []
     for entry in order:
         axis = axis_of(entry)

@@ -1,11 +1,12 @@
-"""partition: a graph cut into task calls, by the groups that `fuse` finds.
+"""partition: cut a graph into task calls, one per group of `fuse`.
 
-A task's body is the group with everything from outside as its inputs, but for constants of one element, which are part
-of the program. Bodies carry no names of the model, so equal groups are one task.
+A task's body is the group, with all outside values as inputs except constants of one element, which are part of the
+program. Bodies contain no names of the model, so equal groups are one task.
 
 Every output of the graph is written by a call of its own. An output that is an input, a constant, or another output
-again is copied (a reshape to its own shape). One that is a view of a computed value takes that value's buffer: the call
-writes the output, and the value is a view of it; only where two outputs would claim one buffer is the second copied.
+again is copied (a reshape to its own shape). One that is a view of a computed value takes that value's buffer: the
+call writes the output, and the value is a view of it; only where two outputs would claim one buffer is the second
+copied.
 """
 
 from __future__ import annotations
@@ -28,9 +29,13 @@ _ANCHORS = (Fusion.COMPLEX, Fusion.REDUCTION)
 def partition(
     graph: Graph, chains: bool = True, defers: bool = False, prologues: bool = False, slices: bool = False
 ) -> Partition:
-    """The calls that compute `graph`. The partition's own graph differs from it by the copies for outputs. `chains`:
-    whether one kernel may compute several convolutions. `defers`: whether a clamp moves to who reads it. `prologues`:
-    whether a product takes what is computed before it. `slices`: whether a contiguous slice is a view at an offset."""
+    """The calls that compute `graph`. The partition's own graph differs from it by copies for outputs.
+
+    - `chains`: one kernel may compute several convolutions.
+    - `defers`: a clamp moves to its reader.
+    - `prologues`: a product takes its producers.
+    - `slices`: a contiguous slice is a view at an offset.
+    """
     graph, copies, owners = _own_outputs(graph)
     fused = fuse(graph, copies, prologues, slices, owners)
     if chains:
@@ -58,7 +63,7 @@ def partition(
 
 
 def kind_of(call: TaskCall) -> str:
-    """What shares the kernel of a call, in the words of `fuse`; for traces."""
+    """The kind of fusion of a call, in the words of `fuse`, for traces."""
     nodes = [node for node in call.task.graph.nodes() if not node.is_input and not node.is_constant]
     anchors = [n for n, node in enumerate(nodes) if op_of(node.op).fusion in _ANCHORS]
     if not anchors:
@@ -88,7 +93,7 @@ def kind_of(call: TaskCall) -> str:
 
 
 def _unique(name: str, taken: dict[str, int]) -> str:
-    """`taken`: how often each name was asked for. A model may have thousands of calls of one name."""
+    """`taken`: how often each name was requested. A model may have thousands of calls of one name."""
     unique, number = name, taken.get(name, 0)
     while unique in taken:
         unique, number = f"{name}_{number}", number + 1
@@ -98,13 +103,14 @@ def _unique(name: str, taken: dict[str, int]) -> str:
 
 
 class _Layers:
-    """The layers that a group computes, by the user's names for them."""
+    """The layers that a group computes, by the user's names."""
 
     def __init__(self, graph: Graph) -> None:
         self._users = graph.users()
 
     def of(self, group: Group) -> tuple[str, ...]:
-        """What a rewrite has put in, a change of layout say, is a part of the layer that reads it, or is read by it."""
+        """Nodes that a rewrite added, such as a layout change, belong to the layer that reads them, or whose result
+        they read."""
         own = merged(*(node.source.layers for node in group.members))
         return (
             own
@@ -124,8 +130,8 @@ class _Layers:
 
 
 def _own_outputs(graph: Graph) -> tuple[Graph, set[Node], dict[Node, Node]]:
-    """The graph with copies for outputs that need them; those copies; and for each computed value that is seen only
-    through a reshape as an output, that output."""
+    """The graph with copies for outputs that need them; those copies; and for each computed value whose only reader
+    is a reshape that is an output, that output."""
     outputs: list[Node] = []
     copies: set[Node] = set()
     owners: dict[Node, Node] = {}
@@ -146,7 +152,7 @@ def _own_outputs(graph: Graph) -> tuple[Graph, set[Node], dict[Node, Node]]:
 
 
 def _base(node: Node) -> Node:
-    """What a node shares its bytes with."""
+    """The node whose bytes a node shares."""
     while node.op == "reshape":
         node = node.inputs[0]
     return node

@@ -1,4 +1,4 @@
-"""The rewrites in order: all passes between the frontend and the tuner, on one page."""
+"""The rewrites in order: all passes between the frontend and the tuner."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from tilewright.support.trace import Trace
 
 @dataclass(frozen=True)
 class Abilities:
-    """What the machine, or one kernel of it, can compute."""
+    """What the machine's kernels can compute."""
 
     attention: bool = True
-    chains: bool = True  # a depthwise convolution and the pointwise ones around it
-    libraries: bool = False  # matmuls and convolutions are a library's, which computes little alongside them
-    half: bool = False  # arithmetic of 16-bit floats: otherwise they are converted to f32 and computed so
-    prologues: bool = False  # a matmul or a convolution, and what computes its first operand
-    splits_reductions: bool = True  # long sums are cut here; otherwise that is for candidates to offer
+    chains: bool = True  # a depthwise convolution with the pointwise ones around it
+    libraries: bool = False  # matmuls and convolutions use libraries, which support few epilogues
+    half: bool = False  # 16-bit float arithmetic; otherwise 16-bit floats are computed in f32
+    prologues: bool = False  # a matmul or convolution with the producer of its first operand
+    splits_reductions: bool = True  # long sums are split here; otherwise candidates may split them
 
     @property
     def slices(self) -> bool:
-        """Whether kernels read at any offset: those for GPUs, which have 16-bit arithmetic, copy aligned vectors."""
+        """Whether kernels read at any offset. GPU kernels, which have 16-bit arithmetic, copy aligned vectors."""
         return not self.half
 
 
@@ -48,42 +48,43 @@ _ALL = Abilities()
 def passes(
     numerics: str = "fast", oracle: CostOracle | None = None, abilities: Abilities = _ALL
 ) -> Sequence[Pass]:
-    """The passes, each where it is for the reason alongside it. There is none against dead code: a graph is what its
-    outputs reach, and nothing else. `oracle`: what kernels take on the machine; None: bytes are counted."""
+    """The passes; a comment gives the reason for each position. There is no dead-code elimination, because a graph is
+    what its outputs reach. `oracle`: kernel times on the machine; None: bytes are counted."""
     simplify = Simplify(fast=numerics != "strict")
     attention = numerics != "strict" and abilities.attention
     return (
         # First, so that weights are folded in f32, and no other pass meets 16-bit arithmetic.
         *(() if abilities.half else (WidenHalf(rounds=numerics == "strict"),)),
-        # What the frontend left of the framework's own generality goes first: it hides what the next passes look for
-        # (a dropout between convolution and batch norm, weights computed from parameters).
+        # The frontend's leftovers of the framework's generality go first: they hide patterns that the next passes
+        # look for (a dropout between convolution and batch norm, weights computed from parameters).
         FoldConstants(),
         simplify,
-        # While batch norms still stand next to whole convolutions and linear layers.
+        # While batch norms are still next to whole convolutions and linear layers.
         FoldBatchNorm(),
-        # Before decompose, which leaves an attention whole: what is written out by hand is to be one too. After
-        # simplify, which has made the transposed keys a plain permute and division by a number a product.
+        # Before decompose, which keeps an attention whole: hand-written attention should become one too. After
+        # simplify, which has turned transposed keys into a plain permute and division by a number into a product.
         *((RecogniseAttention(),) if attention else ()),
-        # From here on only operators that have a lowering.
+        # From here on, only operators that have a lowering.
         Decompose(keeps_attention=attention, few_queries=0 if abilities.half else FEW_ROWS),
-        # Reshapes and attention's scaling move next to the matmuls before permutes are placed, so that a permute is
-        # never written between a matmul and what it could compute in registers.
+        # Reshapes and attention's scaling move next to the matmuls before permutes are placed, so that no permute
+        # comes between a matmul and its epilogue.
         simplify,
-        # After decompose, which makes paddings and permutes of its own, and before weights are folded into the order
-        # that this pass wants them in: they are copied once.
+        # After decompose, which adds padding and permutes, and before weights are folded into the order that this
+        # pass chooses: they are copied once.
         Layout(oracle or FewestBytes()),
-        # What the layout pass left before a dense layer, while its weight is still to be folded: it is copied once.
+        # Permutes that the layout pass left before a dense layer, while its weight is still to be folded: it is
+        # copied once.
         FoldPermute(),
         FoldConstants(),
-        # The layout pass leaves reshapes where it found nothing to permute; equal pads and permutes meet here.
+        # The layout pass leaves reshapes where it found nothing to permute; equal pads and permutes are merged here.
         simplify,
         CommonSubexpressions(),
         # Merging equal nodes can leave a select of one value, or a concat of neighbours.
         simplify,
-        # When shapes are final, and before weights are: they are cut along with the data.
+        # When shapes are final, and before weights are folded: they are split together with the data.
         *((SplitReduction(oracle or FewestBytes()),) if abilities.splits_reductions else ()),
         FoldConstants(),
-        # Last, when weights are constants as their products read them.
+        # Last, when weights are constants in the order in which their products read them.
         *((MergeMatmuls(),) if attention and abilities.libraries else ()),
     )
 

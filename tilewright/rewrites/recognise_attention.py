@@ -1,13 +1,13 @@
-"""recognise_attention: attention written out by hand becomes the operator, which one kernel computes.
+"""recognise_attention: replace hand-written attention by the operator, which one kernel computes.
 
     matmul(softmax(matmul(q, permute(k)) * scale + mask), v)      ->      attention(q, k, v, mask)
 
-The scale may be a division, either may be missing, and a select that puts -inf where a mask says so is a mask too.
-Nothing in between may be read elsewhere: it would have to be in memory after all.
+The scale may be a division, scale and mask are optional, and a select with -inf counts as a mask. Intermediate values
+must have no other reader, because they would have to be in memory.
 
-A query that sees nothing gives NaN here and 0 there. So a row of the mask that is -inf throughout becomes NaN. A
-constant mask is looked at now; of any other it costs a pass over the mask, once for all layers that share it. That
-scores overflow to -inf for every key of a query is not looked for.
+A query without visible keys gives NaN when written by hand, but 0 in the operator. So a mask row of only -inf becomes
+NaN. A constant mask is examined now; any other costs a pass over the mask, shared by all layers that use it. Scores
+that overflow to -inf for every key of a query are not detected.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tilewright.graph.op import apply
 from tilewright.rewrites.base import Pass
 from tilewright.rewrites.simplify_rules import scalar_value
 
-_AS_GOOD_AS_NEVER = -1e30  # a score that no other comes near: its weight is 0 alongside any other's
+_AS_GOOD_AS_NEVER = -1e30  # a score so low that its weight is 0 next to any other
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class RecogniseAttention(Pass):
         uses = {node: len(users) for node, users in graph.users().items()}
         for node in graph.outputs:
             uses[node] += 1
-        single: set[Node] = set()  # of the new graph, what is read once
+        single: set[Node] = set()  # nodes of the new graph that are read once
 
         def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
             same = all(a is b for a, b in zip(operands, node.inputs, strict=True))
@@ -51,7 +51,7 @@ class RecogniseAttention(Pass):
 
 @dataclass(frozen=True)
 class _Scores:
-    """What is between the first product and the softmax."""
+    """The nodes between the first product and the softmax."""
 
     product: Node
     scale: float = 1.0
@@ -59,7 +59,8 @@ class _Scores:
 
 
 def _attention(node: Node, single: set[Node]) -> Node | None:
-    """The operator for which `node`, the second product, stands; `single` are the nodes that are read once."""
+    """The attention operator that `node`, the second product, is equivalent to; `single` are the nodes that are read
+    once."""
     if node.op != "matmul":
         return None
     weights, value = node.inputs
@@ -114,7 +115,7 @@ def _scale_step(node: Node) -> tuple[Node, float] | None:
 
 
 def _mask_step(node: Node, single: set[Node]) -> tuple[Node, Node] | None:
-    """(x, what is added to it) of x + mask, or of a choice between x and a score that counts for nothing."""
+    """(x, mask) of x + mask, or of a select between x and a score with no weight."""
     if node.op == "add":
         for x, mask in (node.inputs, node.inputs[::-1]):
             if x in single and x.shape == node.shape and x.op in ("matmul", "mul", "div", "add", "select"):
@@ -132,7 +133,7 @@ def _mask_step(node: Node, single: set[Node]) -> tuple[Node, Node] | None:
 
 
 def _every_row_sees(mask: Node, seen: bool) -> bool:
-    """Whether a mask is known, and lets every query see some key."""
+    """Whether a mask is constant and lets every query see some key."""
     if mask.data is None or not mask.type.rank:
         return False
     return bool(np.all(np.any(mask.data == seen, axis=-1)))

@@ -1,5 +1,5 @@
-"""Arithmetic on shapes and permutations that several passes share. A permutation `axes` means what it means to the
-operator: axis d of the result is axis `axes[d]` of the operand."""
+"""Arithmetic on shapes and permutations that several passes share. Permutations have the operator's meaning: axis d
+of the result is axis `axes[d]` of the operand."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def is_identity(axes: Sequence[object]) -> bool:
 
 
 def reordered(values: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
-    """`values`, one per axis, as they are after the permutation."""
+    """`values`, one per axis, after the permutation."""
     return tuple(values[axis] for axis in axes)
 
 
 def moves_nothing(shape: Sequence[int], axes: Sequence[int]) -> bool:
-    """Whether the permutation keeps the order of all axes longer than 1: then it is a reshape."""
+    """Whether the permutation keeps the order of all axes longer than 1, so that it is a reshape."""
     long = [axis for axis in axes if shape[axis] != 1]
     return long == sorted(long)
 
 
 def trimmed(shape: Shape) -> Shape:
-    """Without leading ones, which broadcasting puts back."""
+    """The shape without leading ones, which broadcasting restores."""
     start = 0
     while start < len(shape) and shape[start] == 1:
         start += 1
@@ -47,8 +47,8 @@ def reshape_to(node: Node, shape: Shape) -> Node:
 
 
 def reshape_operand(operand: Node, shape: Shape, target: Shape) -> Node | None:
-    """`operand` broadcasts to `shape`. What broadcasts to `target` in the same way, after a reshape from one to the
-    other; None where there is no such thing."""
+    """For an `operand` that broadcasts to `shape`: its reshape that broadcasts to `target` in the same way; None if
+    there is none."""
     if operand.type.size == 1:
         return reshape_to(operand, ())
     if operand.op == "reshape" and operand.shape == shape and operand.inputs[0].shape == target:

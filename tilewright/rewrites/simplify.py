@@ -1,8 +1,9 @@
-"""simplify: algebra and movement that cancels, one small rule after another until none applies.
+"""simplify: cancel algebra and movement with small rules until none applies.
 
-The rules are plain functions in `simplify_elementwise.py` and `simplify_movement.py`, listed per operator: a rule looks
-at a node whose operands are already simplified and gives a better node, or None. Every rule keeps the value (NaN and
-infinities included; the sign of a zero may change), except those marked as fast, which may round differently.
+The rules are plain functions in `simplify_elementwise.py` and `simplify_movement.py`, listed per operator: a rule
+takes a node whose operands are already simplified and returns a better node, or None. Every rule preserves the value
+(NaN and infinities included; the sign of a zero may change), except those marked as fast, which may round
+differently.
 
 There is no rule for x * 0: it is NaN where x is.
 """
@@ -28,7 +29,7 @@ def _rules() -> Mapping[str, Sequence[Rule]]:
 
 
 def rule_names() -> list[str]:
-    """Of all rules, as the trace counts them."""
+    """The names of all rules, as the trace counts them."""
     listed = (*_rules().values(), simplify_elementwise.ANY_ELEMENTWISE)
     return sorted({rule.__name__ for rules in listed for rule in rules})
 
@@ -37,7 +38,7 @@ def rule_names() -> list[str]:
 class Simplify(Pass):
     name = "simplify"
 
-    fast: bool = True  # also rules that may round differently: division by a constant as a multiplication
+    fast: bool = True  # also use rules that may round differently: division by a constant as a multiplication
 
     def run(self, graph: Graph) -> Graph:
         with Trace.off().span(self.name) as span:
@@ -69,7 +70,7 @@ class Simplify(Pass):
             result = build.simplify(start)
             if result is not start and not result.name and not result.is_input:
                 result = replace(result, name=node.name, source=node.source)
-            # A node that already stood in the graph gains the uses of the one it replaces.
+            # A node that was already in the graph gains the uses of the one it replaces.
             build.uses[result] = build.uses.get(result, 0) + before[node]
             return result
 

@@ -65,7 +65,7 @@ def divide_one(node: Node, build: Simplifier) -> Node | None:
 
 
 def divide_constant(node: Node, build: Simplifier) -> Node | None:
-    """x / c -> x * (1 / c), where 1 / c is exact, or nearly so and fast"""
+    """x / c -> x * (1 / c), if 1 / c is exact, or nearly exact in fast mode"""
     x, divisor = node.inputs
     array = divisor.data if divisor.is_constant else scalar_array(divisor)
     if array is None:
@@ -89,7 +89,7 @@ def reciprocal_of_root(node: Node, build: Simplifier) -> Node | None:
 
 
 def constant_power(node: Node, build: Simplifier) -> Node | None:
-    """x ** 2 -> square(x), and the other exponents for which there is something cheaper"""
+    """x ** 2 -> square(x), and other exponents with a cheaper form"""
     x, exponent = node.inputs
     value = scalar_value(exponent)
     if value is None or x.type != node.type:
@@ -125,7 +125,7 @@ def twice_is_once(node: Node, build: Simplifier) -> Node | None:
 
 
 def bounds(node: Node) -> tuple[float | None, float | None] | None:
-    """The interval that a node clamps its operand to, or None if it is no such node."""
+    """The interval that a node clamps its operand to; None if it is not a clamp."""
     if node.op == "relu":
         return 0, None
     return (node.attrs["min"], node.attrs["max"]) if node.op == "clamp" else None
@@ -149,10 +149,10 @@ def clamp_twice(node: Node, build: Simplifier) -> Node | None:
         return None
 
     def ordered(low: float | None, high: float | None) -> bool:
-        return low is None or high is None or low <= high  # NaN is not
+        return low is None or high is None or low <= high  # false for NaN
 
     def into(value: float | None, otherwise: float | None) -> float | None:
-        """`value` after the outer clamp; what is unbounded becomes the outer bound on that side."""
+        """`value` after the outer clamp; an unbounded side gets the outer bound."""
         if value is None:
             return otherwise
         if outer[0] is not None and value < outer[0]:
@@ -176,7 +176,7 @@ def extreme_of_constant(node: Node, build: Simplifier) -> Node | None:
 
 # -- conversion and selection -------------------------------------------------------------------------------------
 
-# Bits of a value that a type holds exactly: (of integers, whether negative ones too).
+# The significant bits of a type (for integers, also whether it is signed).
 _INTEGER_BITS = {
     DType.BOOL: (1, False),
     DType.U8: (8, False),
@@ -208,7 +208,7 @@ def lossless(source: DType, target: DType) -> bool:
 
 
 def needless_cast(node: Node, build: Simplifier) -> Node | None:
-    """cast to the type it has -> x; cast(cast(x)) -> cast(x) where the inner one loses nothing"""
+    """cast to its own type -> x; cast(cast(x)) -> cast(x) if the inner one is lossless"""
     (x,) = node.inputs
     if x.dtype is node.dtype:
         return x
@@ -240,7 +240,7 @@ def select_known(node: Node, build: Simplifier) -> Node | None:
 
 
 def scalar_operands(node: Node, build: Simplifier) -> Node | None:
-    """An operand that is one value everywhere -> a constant of rank 0; a broadcast operand -> what is broadcast"""
+    """An operand with one value everywhere -> a constant of rank 0; a broadcast operand -> its source"""
     operands = list(node.inputs)
     for position, operand in enumerate(operands):
         value = scalar_array(operand)
@@ -253,7 +253,7 @@ def scalar_operands(node: Node, build: Simplifier) -> Node | None:
     better = apply(node.op, *operands, name=node.name, source=node.source, **node.attrs)
     if better.type == node.type:
         return better
-    # Together they would lose the shape of the result; one by one, some may not.
+    # Replacing all of them would lose the result's shape; replacing some may not.
     for position, operand in enumerate(operands):
         single = (*node.inputs[:position], operand, *node.inputs[position + 1 :])
         better = apply(node.op, *single, name=node.name, source=node.source, **node.attrs)
@@ -263,10 +263,10 @@ def scalar_operands(node: Node, build: Simplifier) -> Node | None:
 
 
 def sink_reshape(node: Node, build: Simplifier) -> Node | None:
-    """f(reshape(y), z) -> reshape(f(y, reshape(z))): a matmul's own consumers come to stand next to it
+    """f(reshape(y), z) -> reshape(f(y, reshape(z))), which moves a matmul's consumers next to it
 
-    Done where no new reshape is needed, or where y comes from a contraction that f could join and z does not: then the
-    reshape of z is a view of something in memory, and the order of preference keeps this from going back and forth.
+    Applied if no new reshape is needed, or if y comes from a contraction that f could join and z does not. Then the
+    reshape of z is a view of a value in memory, and the order of preference prevents cycles.
     """
     if node.type.size <= 1:
         return None
@@ -298,7 +298,7 @@ def _undone(node: Node, shape: tuple[int, ...]) -> bool:
 
 
 def anchor_rank(node: Node, build: Simplifier, depth: int = 8) -> int:
-    """What an elementwise consumer of `node` could be fused to: 2 a contraction, 1 a reduction, 0 neither."""
+    """What an elementwise consumer of `node` could be fused with: 2 a contraction, 1 a reduction, 0 neither."""
     if depth == 0 or node.is_input or node.is_constant or not build.single_use(node):
         return 0
     fusion = op_of(node.op).fusion

@@ -14,7 +14,7 @@ from tilewright.rewrites.simplify_rules import Rule, Simplifier
 
 
 def no_change(node: Node, build: Simplifier) -> Node | None:
-    """reshape, broadcast_to, resize, adaptive pooling to the shape it has -> x"""
+    """reshape, broadcast_to, resize, adaptive pooling to its own shape -> x"""
     return node.inputs[0] if node.inputs[0].shape == node.shape else None
 
 
@@ -25,7 +25,7 @@ def reshape_reshape(node: Node, build: Simplifier) -> Node | None:
 
 
 def of_full(node: Node, build: Simplifier) -> Node | None:
-    """movement of one value everywhere -> that value everywhere"""
+    """movement of a constant value -> that value in the new shape"""
     (x,) = node.inputs
     if x.op != "full":
         return None
@@ -89,13 +89,13 @@ def slice_slice(node: Node, build: Simplifier) -> Node | None:
         a + b * step for a, b, step in zip(inner["starts"], outer["starts"], inner["steps"], strict=True)
     ]
     steps = [a * b for a, b in zip(inner["steps"], outer["steps"], strict=True)]
-    # An empty slice may start behind the last element that the inner one keeps.
+    # An empty slice may start after the last element that the inner one keeps.
     starts = [min(start, extent) for start, extent in zip(starts, x.inputs[0].shape, strict=True)]
     return make_slice(build, x.inputs[0], starts, steps, node.shape)
 
 
 def slice_concat(node: Node, build: Simplifier) -> Node | None:
-    """slice(concat(a, b, ...)) that reads one of them only -> slice of that one"""
+    """slice(concat(a, b, ...)) that reads only one of them -> slice of that one"""
     (x,) = node.inputs
     if x.op != "concat" or node.type.size == 0:
         return None
@@ -117,7 +117,7 @@ def slice_concat(node: Node, build: Simplifier) -> Node | None:
 
 
 def pad_pad(node: Node, build: Simplifier) -> Node | None:
-    """pad(pad(x)) with one value -> pad(x), unless the outer one spreads elements"""
+    """pad(pad(x)) with one value -> pad(x), unless the outer one has interior padding"""
     (x,) = node.inputs
     if x.op != "pad" or any(node.attrs["interior"]) or x.attrs["value"] != node.attrs["value"]:
         return None
@@ -130,7 +130,7 @@ def pad_pad(node: Node, build: Simplifier) -> Node | None:
 
 
 def concat_few(node: Node, build: Simplifier) -> Node | None:
-    """concat of one -> it; empty parts are left out"""
+    """concat of one -> it; empty parts are dropped"""
     axis = node.attrs["axis"]
     parts = [part for part in node.inputs if part.shape[axis]]
     if len(node.inputs) == 1:
@@ -141,7 +141,7 @@ def concat_few(node: Node, build: Simplifier) -> Node | None:
 
 
 def concat_concat(node: Node, build: Simplifier) -> Node | None:
-    """concat(concat(a, b), c) -> concat(a, b, c), where nobody else reads the inner one and one kernel takes all"""
+    """concat(concat(a, b), c) -> concat(a, b, c), if the inner one has no other reader and one kernel takes all"""
     axis = node.attrs["axis"]
 
     def inner(part: Node) -> bool:
@@ -195,7 +195,7 @@ def reduce_nothing(node: Node, build: Simplifier) -> Node | None:
 
 
 def global_pool(node: Node, build: Simplifier) -> Node | None:
-    """adaptive pooling to one element -> mean or amax; to an even division -> pooling with a fixed window"""
+    """adaptive pooling to one element -> mean or amax; with an even division -> pooling with a fixed window"""
     (x,) = node.inputs
     axes, sizes = tuple(spatial_axes(x.type.rank, node.attrs["layout"])), node.attrs["sizes"]
     average = node.op == "adaptive_avg_pool"

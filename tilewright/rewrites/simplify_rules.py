@@ -1,4 +1,4 @@
-"""What a rule of `simplify` may use: a builder of simplified nodes, and questions about values."""
+"""What the rules of `simplify` may use: a builder of simplified nodes, and predicates on values."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tilewright.graph.op import Fusion, apply, op_of
 
 Rule = Callable[[Node, "Simplifier"], "Node | None"]
 
-_STEPS = 50  # more rewrites of one node than this is a pair of rules that undo each other
+_STEPS = 50  # more rewrites of one node than this mean that two rules undo each other
 
 
 class Simplifier:
-    """Makes nodes and simplifies them as they are made. `uses` counts how often a node is read, for the rules that must
-    not copy work; a fresh node is read once."""
+    """Makes nodes and simplifies them. `uses` counts the readers of a node, for rules that must not duplicate work; a
+    new node has one reader."""
 
     def __init__(self, rules: Mapping[str, Sequence[Rule]], elementwise: Sequence[Rule], fast: bool) -> None:
         self._rules = rules
         self._elementwise = elementwise
         self.fast = fast
         self.uses: dict[Node, int] = {}
-        self.taken: Counter[str] = Counter()  # how often each rule was, by name
+        self.taken: Counter[str] = Counter()  # how often each rule was applied, by name
 
     def __call__(self, op: str, *operands: Node, **attrs: Any) -> Node:
         return self.simplify(apply(op, *operands, **attrs))
@@ -46,7 +46,8 @@ class Simplifier:
             if better is not None:
                 return self._took(rule, node, better)
         record = op_of(node.op)
-        # What has no lowering (batch_norm) is no elementwise operator in the sense of the rules: it does not broadcast.
+        # An operator without a lowering (batch_norm) does not count as elementwise for the rules: it does not
+        # broadcast.
         if record.fusion is Fusion.ELEMENTWISE and record.lower is not None:
             for rule in self._elementwise:
                 better = rule(node, self)
@@ -63,11 +64,11 @@ class Simplifier:
         return self.uses.get(node, 1) == 1
 
 
-# -- questions ----------------------------------------------------------------------------------------------------
+# -- predicates ---------------------------------------------------------------------------------------------------
 
 
 def scalar_array(node: Node) -> np.ndarray | None:
-    """The one value that all elements of `node` have, as an array of rank 0; None where that is not plain to see."""
+    """The value that all elements of `node` have, as an array of rank 0; None if unknown."""
     while node.op in ("broadcast_to", "reshape", "permute", "slice"):
         node = node.inputs[0]
     if node.is_constant and node.data is not None:

@@ -1,4 +1,4 @@
-"""split-reduction: splits a long K of a matmul with few results, or a long reduction to few results, into parallel
+"""split-reduction: split a long K of a matmul with few results, or a long reduction to few results, into parallel
 parts.
 
     y = x @ w                    x as [parts, m, k / parts], w as [parts, k / parts, n]
@@ -7,9 +7,9 @@ parts.
     y = mean(x, over k)          x as [..., parts, k / parts, ...]
                         ->       y = mean(mean(x, over k / parts), over the parts)
 
-A kernel shares its results among the cores, and few results leave most of them idle, or each with short runs of every
-row. The parts are computed by all of them. In how many is a matter of the machine, not of how many threads a call
-happens to have: results stay the same.
+A kernel distributes its results over the cores, and few results leave most cores idle, or give each short runs of
+every row. All cores compute the parts. The number of parts depends on the machine, not on a call's number of threads,
+so results stay the same.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from tilewright.graph.task import Task
 from tilewright.rewrites.base import Pass
 from tilewright.rewrites.oracle import CostOracle
 
-_MAX_RESULTS = 1 << 14  # with more there is enough for all cores
-_MIN_TERMS = 512  # of a part: below, it is over before all cores have begun
+_MAX_RESULTS = 1 << 14  # with more there is enough work for all cores
+_MIN_TERMS = 512  # minimum of a part: shorter parts end before all cores have started
 _PARTS = (2, 4, 8, 16, 32, 64)
-_GAIN = 0.85  # of the whole product's time, that the parts and their sum may take together
-_MIN_REDUCED = 1 << 18  # elements: with fewer, another kernel is hardly worth its start
+_GAIN = 0.85  # maximum time of the parts and their sum, relative to the whole product
+_MIN_REDUCED = 1 << 18  # minimum elements: with fewer, another kernel is not worth its overhead
 _REDUCTIONS = frozenset(
     ["sum", "mean", "amax", "amin"]
-)  # of which the parts' results are reduced in the same way
+)  # reductions whose partial results are reduced by the same operator
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ class SplitReduction(Pass):
         return rebuild(graph, rule)
 
     def _parts(self, node: Node) -> int:
-        """1 where it is best left whole."""
+        """The number of parts; 1 if it should stay whole."""
         terms = _terms(node)
         possible = [parts for parts in _PARTS if terms % parts == 0 and terms // parts >= _MIN_TERMS]
         if not possible:
             return 1
-        # Shorter sums are closer to the truth: parts of a reduction need not be much faster.
+        # Shorter sums are more accurate, so parts of a reduction need not be much faster.
         limit = (_GAIN if node.op == "matmul" else 1.0) * self.oracle.seconds(_alone(node))
         seconds, parts = min(
             (sum(map(self.oracle.seconds, _tasks(node, parts))), parts) for parts in possible
@@ -66,13 +66,13 @@ class SplitReduction(Pass):
 
 
 def _terms(node: Node) -> int:
-    """How many each result is the sum of; 0 where it is no sum that could be cut, or results are many."""
+    """The number of terms of each result; 0 if it is not a sum that can be split, or there are many results."""
     if node.type.size > _MAX_RESULTS:
         return 0
     if node.dtype not in (
         DType.F32,
         DType.F64,
-    ):  # partial sums would be rounded to 16 bits, or be whole numbers
+    ):  # partial sums would be rounded to 16 bits, or be integers
         return 0
     if node.op == "matmul":
         left, right = node.inputs
@@ -94,7 +94,7 @@ def _constants(node: Node) -> frozenset[int]:
 
 
 def _tasks(node: Node, parts: int) -> Iterator[Task]:
-    """What the split node comes to: of a product the data turned; the parts, their sum."""
+    """The tasks of the split node: the transposed data of a product, the parts, and their sum."""
     if node.op != "matmul":
         data = input_node(0, _parts_of_terms(node, input_node(0, node.inputs[0].type), parts).type)
         reduced = _reduced(node, data, axis=2)
@@ -135,7 +135,7 @@ def _split(node: Node, operands: tuple[Node, ...], parts: int) -> Node:
 
 
 def _around(node: Node) -> tuple[int, int, int]:
-    """Elements of the axes before those that are reduced, of these, and of those behind them."""
+    """Elements of the axes before the reduced ones, of the reduced ones, and of those after them."""
     shape, axes = node.inputs[0].shape, node.attrs["axes"]
     first, last = min(axes), max(axes) + 1
     return math.prod(shape[:first]), math.prod(shape[first:last]), math.prod(shape[last:])

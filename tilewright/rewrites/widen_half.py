@@ -5,13 +5,14 @@
     %2 = relu(%1) : f16[8,768]                           %2 = relu(%1) : f32[8,768]
     return %2                                            return cast(%2) : f16[8,768]
 
-For processors that compute 16-bit floats by converting them to f32 anyway. Converted once, weights (fold-constants does
-it) and intermediate results reach every kernel that there is for f32; converted whenever they are read, they took up to
-three times as long. Inputs and outputs keep their types. Values are rounded where they are stored in 16 bits and, if
-numerics are strict, at every operator, as a framework does it.
+For processors that compute 16-bit floats by converting them to f32 anyway. Converted once, weights (by
+fold-constants) and intermediate results can use every f32 kernel; converted at each read, they took up to three times
+as long. Inputs and outputs keep their types. Values are rounded when they are stored in 16 bits and, if numerics are
+strict, at every operator, as in a framework.
 
-What is limited by reading 16-bit data stays as it is, since in f32 it would read twice as much: movement of inputs and
-constants (a table of embeddings), a matmul of a few rows, attention to keys and values that are inputs (a cache).
+Operators that are bound by reading 16-bit data stay unchanged, because f32 would double the bytes: movement of inputs
+and constants (an embedding table), a matmul with a few rows, attention over keys and values that are inputs (a
+cache).
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from tilewright.graph.ir import Graph, Node
 from tilewright.graph.op import Fusion, apply, op_of
 from tilewright.rewrites.base import Pass
 
-FEW_ROWS = 4  # of a matmul, up to which it takes as long as reading its weight does
+FEW_ROWS = 4  # rows of a matmul up to which it takes as long as reading its weight
 
-# Their results are elements of an operand, but for the sign: a rounding changes nothing.
+# Their results are elements of an operand, up to the sign, so rounding changes nothing.
 _EXACT = frozenset(
     [
         *("relu", "neg", "abs", "select", "maximum", "minimum"),
@@ -39,7 +40,7 @@ _EXACT = frozenset(
 class WidenHalf(Pass):
     name = "widen-half"
 
-    rounds: bool = False  # every operator's result, to the type that it has in the model
+    rounds: bool = False  # round every operator's result to its type in the model
 
     def run(self, graph: Graph) -> Graph:
         if not any(node.dtype.is_half for node in graph.nodes()):
@@ -52,10 +53,10 @@ class WidenHalf(Pass):
 
 @dataclass
 class _Values:
-    """The values of a graph in the new one. Those of 16-bit types are there in 16 bits, in f32, or both."""
+    """The values of a graph in the new one. Those of 16-bit types exist in 16 bits, in f32, or both."""
 
     rounds: bool
-    stored: dict[Node, Node] = field(default_factory=dict)  # as the model has them
+    stored: dict[Node, Node] = field(default_factory=dict)  # in the model's type
     wide: dict[Node, Node] = field(default_factory=dict)  # 16-bit types: in f32
     moved: set[Node] = field(default_factory=set)  # inputs of 16-bit types and movement of them
 
@@ -85,13 +86,14 @@ class _Values:
             if node.dtype.is_half and any(operand in self.moved for operand in node.inputs):
                 self.moved.add(node)
             if node.op == "pad":
-                # Alongside the convolution that it is the border of, in the type of that.
+                # Padding has the type of its convolution.
                 self.wide[node] = self.applied(node, *map(self.computed, node.inputs))
         else:
             self.keep(node, self.applied(node, *map(self.computed, node.inputs)))
 
     def convert_cast(self, node: Node) -> None:
-        """A conversion to or from 16 bits is where the value already is what it converts to; one to 16 bits rounds."""
+        """A conversion to or from 16 bits is free if the value already exists in that type; a conversion to 16 bits
+        rounds."""
         (operand,) = node.inputs
         if node.dtype is DType.F32 and operand.dtype.is_half:
             self.stored[node] = self.computed(operand)
@@ -124,7 +126,7 @@ class _Values:
             return True
         operands = [operand for operand in node.inputs if operand.dtype.is_half]
         if _moves(node):
-            # Of operands that are inputs and others, as a cache and what is new in it, all are rounded.
+            # If some operands are inputs, such as a cache and its new entries, all are rounded.
             return all(map(self.is_stored, operands)) or any(operand in self.moved for operand in operands)
         if node.op == "attention":
             return all(operand in self.moved for operand in node.inputs[1:3])
@@ -137,19 +139,19 @@ class _Values:
         return node in self.stored
 
     def is_exact(self, node: Node) -> bool:
-        """Whether its value, of operands that were rounded, needs no rounding."""
+        """Whether its value, for rounded operands, needs no rounding."""
         return node.op in _EXACT or (_moves(node) and not (node.op == "pad" and node.attrs["value"]))
 
 
 def _moves(node: Node) -> bool:
-    """Whether its elements are elements of its operands, or known."""
+    """Whether its elements are elements of its operands, or constants."""
     if node.op in ("put", "put_along"):
         return bool(node.attrs["combine"] == "set")
     return op_of(node.op).fusion is Fusion.INJECTIVE and node.op != "resize"
 
 
 def _rows(node: Node) -> int:
-    """How many rows pass each element of a matmul's right operand."""
+    """How many rows use each element of a matmul's right operand."""
     data, weight = node.inputs[:2]
     stacks = math.prod(weight.shape[:-2])
     return math.prod(data.shape[:-1]) // max(1, stacks if node.op == "matmul" else 1)

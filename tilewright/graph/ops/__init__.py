@@ -1,6 +1,6 @@
-"""The op table's contents, one file per family. Importing this fills the table; `graph.op` looks things up in it.
+"""The contents of the op table, one file per family. Importing this fills the table; `graph.op` reads it.
 
-Adding an operator is one `register(Op(...))` in the file of its family and one case in `tests/graph/ops`.
+To add an operator, add one `register(Op(...))` to the file of its family and one case to `tests/graph/ops`.
 """
 
 from tilewright.graph.ops import (

@@ -1,7 +1,7 @@
-"""Helpers of the operator files: type errors and index mappings.
+"""Helpers for operator files: type errors and index mappings.
 
-A type rule is a list of `expect(...)` lines: each says what was expected and what came. `apply` puts the operator's
-name and its operand types in front of the message.
+A type rule is a list of `expect(...)` lines, each with what was expected and what came. `apply` prefixes the message
+with the operator's name and its operand types.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tilewright.graph.op import Application
 
 # -- type rules ---------------------------------------------------------------------------------------------------
 
-# The classes of element types that operators take, each with the words for an error message.
+# The classes of element types that operators take, each with its description for error messages.
 ANY = "any type"
 NUMBER = "floats or integers"
 FLOAT = "floats"
@@ -127,14 +127,14 @@ def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def label(app: Application, default: str) -> str:
-    """The name of the stages of this application: the node's own, or else the operator's."""
+    """The name of this application's stages: the node's name, or else the operator's."""
     return app.name or default
 
 
 def broadcast_indices(
     axes: Sequence[te.Expr], from_shape: Sequence[int], to_shape: Sequence[int]
 ) -> tuple[te.Expr, ...]:
-    """Where the element at `axes` of a tensor of `to_shape` comes from in one of `from_shape` that broadcasts to it."""
+    """The source index, in a tensor of `from_shape` that broadcasts to `to_shape`, of the element at `axes`."""
     offset = len(to_shape) - len(from_shape)
     return tuple(
         te.as_index(0) if extent == 1 else axis
@@ -145,7 +145,7 @@ def broadcast_indices(
 def merge_axes(
     kept: Sequence[te.Expr], reduced: Sequence[te.Expr], axes: Sequence[int]
 ) -> tuple[te.Expr, ...]:
-    """The full index of which `reduced` are the entries at positions `axes` and `kept` the others, in order."""
+    """Merge `reduced`, the entries at positions `axes`, with `kept`, the other entries in order."""
     kept_left, reduced_left = iter(kept), iter(reduced)
     rank = len(kept) + len(reduced)
     return tuple(next(reduced_left if axis in axes else kept_left) for axis in range(rank))
@@ -176,8 +176,8 @@ def remainder(index: te.Expr, divisor: int) -> te.Expr:
 def finish(
     name: str, type: TensorType, accumulated: te.Tensor, bias: Callable[..., te.Expr] | None = None
 ) -> te.Tensor:
-    """The stage after an accumulation: adds `bias(*axes)` and rounds to the result's type. None is needed where there
-    is no bias and the accumulator already has the result's type."""
+    """The stage after an accumulation: add `bias(*axes)` and round to the result's type. It is omitted if there is no
+    bias and the accumulator already has the result's type."""
     if bias is None and accumulated.dtype is type.dtype:
         return accumulated
 

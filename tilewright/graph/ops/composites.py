@@ -1,17 +1,17 @@
-"""Operators of several steps that keep their meaning until lowering, so that rewrites and templates can see it.
+"""Composite operators, kept whole until lowering so that rewrites and templates recognise them.
 
-- `softmax(axis)`, `log_softmax(axis)`. A row of -inf only gives NaN, as does one with +inf or NaN.
+- `softmax(axis)`, `log_softmax(axis)`. A row with only -inf gives NaN, as does one with +inf or NaN.
 - `layer_norm(dims, eps)` of (x), (x, w) or (x, w, b): over the last `dims` axes, whose shape w and b have.
 - `rms_norm(dims, eps)` of (x) or (x, w): the same without the mean.
 - `group_norm(groups, eps)` of (x) or (x, w [C], b [C]): x is N C spatial; over the channels of a group and its space.
 - `batch_norm(eps)` of (x, w, b, mean, var), each [C]: the channel axis is 1. Decomposed before lowering.
 - `attention(causal, scale)` of (q [..., T, D], k [..., S, D], v [..., S, E]) and maybe a mask that broadcasts to
-  [..., T, S]: softmax(scale q k' + mask) v. A bool mask is True where there is attention, a float one is added. Causal:
-  query t sees keys 0 to t. Leading axes broadcast. A query that may see nothing (every score is -inf) gives 0, as
-  PyTorch's does. Decomposed, unless one kernel computes it all: its lowering says what that kernel means.
+  [..., T, S]: softmax(scale q k' + mask) v. A bool mask is True where there is attention, a float one is added.
+  Causal: query t sees keys 0 to t. Leading axes broadcast. A query without visible keys (every score is -inf) gives
+  0, as in PyTorch. Decomposed, unless one kernel computes all of it; its lowering defines that kernel's meaning.
 
-All are of floats of one type. Lowered in f32 or f64: reductions of whole rows, each a stage whose shape is that of the
-rows, and a last stage that is elementwise given what the rows hold.
+All operands are floats of one type. The lowering, in f32 or f64, has reduction stages with one element per row, and a
+last stage that is elementwise given these.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def infer_softmax(inputs: Sequence[TensorType], attrs: Attrs) -> TensorType:
 
 
 def softmax_parts(x: np.ndarray, axis: int) -> tuple[Any, Any]:
-    """x less the row's maximum, and the row's sum of its exponentials."""
+    """x minus the row's maximum, and the row's sum of exponentials."""
     below = x - np.max(x, axis=axis, keepdims=True, initial=-np.inf)
     return below, np.sum(np.exp(below), axis=axis, keepdims=True)
 
@@ -175,7 +175,7 @@ def rms_norm(attrs: Attrs, x: np.ndarray, w: np.ndarray | None = None) -> np.nda
 
 
 def inverse_deviation(title: str, squares: te.Tensor, count: int, eps: float) -> te.Tensor:
-    """One number per row: the reciprocal of the deviation, from the sum of squares."""
+    """One number per row: the reciprocal of the standard deviation, from the sum of squares."""
     return te.compute(
         f"{title}_rstd",
         squares.shape,
@@ -382,7 +382,7 @@ def attention(
 
 
 def attention_flops(app: Application) -> int:
-    """Of the pairs of a query and a key that it sees."""
+    """Operations for the pairs of a query and a visible key."""
     q, k = app.inputs[:2]
     batch, queries, width = math.prod(app.type.shape[:-2]), app.type.shape[-2], app.type.shape[-1]
     pairs = queries * k.shape[-2]
@@ -392,7 +392,7 @@ def attention_flops(app: Application) -> int:
 
 
 def lower_attention(app: Application, inputs: Sequence[te.Tensor]) -> te.Tensor:
-    """Scores, their rows' maxima, weights and the weights' sums, weighted values: what divides comes last."""
+    """Scores, their rows' maxima, weights and the weights' sums, weighted values; the division comes last."""
     q, k, v, *masks = inputs
     title, dtype = label(app, "attention"), app.type.dtype.compute
     *lead, queries, _ = app.type.shape

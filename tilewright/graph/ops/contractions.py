@@ -5,17 +5,17 @@
 - `conv(stride, padding, dilation, groups, layout)` of (x, w) or (x, w, bias [O]), over 1 to 3 spatial axes; `padding`
   is ((low, high), ...) of zeros per spatial axis. Layout "channels_first": x is N C spatial and w is O I/groups
   spatial; "channels_last": x is N spatial C and w is spatial I/groups O. The result has x's layout. With blocks of
-  channels (`layouts.py`) w is as with channels last; the blocks are the result's, and x may have others: its last axis
-  says how many channels are in one. So an image with channels first is read as N C spatial 1.
+  channels (`layouts.py`) w is as for channels last; the layout gives the result's block size, and x's last axis gives
+  its own. So a channels-first image is N C spatial 1.
 - `conv_transpose(stride, padding, output_padding, dilation, groups)` of (x, w) or (x, w, bias [O]), channels_first; w
   is I O/groups spatial, `padding` one integer per spatial axis. Decomposed before lowering.
 
 Both operands have one element type, which is the result's; 16-bit floats are summed in f32. Two operands of i8 or u8,
 in any mixture, are summed exactly in i32 and give i32. A bias has the result's type.
 
-In the lowering a contraction is a `Reduce` of a product of exactly two loads, the data first and then the weight, over
-(kernel axes, channels); rounding and bias are a stage after it. `conv` is lowered without padding: `rewrites/` puts a
-`pad` before it.
+In the lowering a contraction is a `Reduce` of a product of exactly two loads, the data first and then the weight,
+over (kernel axes, channels); rounding and bias are a stage after it. `conv` is lowered without padding: `rewrites/`
+puts a `pad` before it.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ def expect_bias(inputs: Sequence[TensorType], channels: int, dtype: DType) -> No
 
 
 def product(a: te.Expr, b: te.Expr, dtype: DType) -> te.Expr:
-    """Of two loads, in the type in which they are summed."""
+    """The product of two loads, in the accumulation type."""
     return te.cast(a, dtype) * te.cast(b, dtype)
 
 
 def exactly(array: np.ndarray) -> np.ndarray:
-    """Bytes as f64, in which their products and sums are exact, and for which NumPy has a fast matmul."""
+    """Bytes as f64, in which their products and sums are exact and NumPy has a fast matmul."""
     return array.astype(np.float64) if array.dtype.itemsize == 1 else array
 
 
@@ -178,8 +178,8 @@ class ConvGeometry:
     groups: int
     group_inputs: int  # input channels of one group
     channels_last: bool
-    block: int = 0  # channels of the result that are stored together; 0: no blocks
-    read_block: int = 0  # the same of x
+    block: int = 0  # channels of the result in a block; 0: no blocks
+    read_block: int = 0  # the same for x
 
     @staticmethod
     def of(x: tuple[int, ...], w: tuple[int, ...], groups: int, layout: str) -> ConvGeometry:
@@ -196,7 +196,7 @@ class ConvGeometry:
 
     @property
     def summed_channels(self) -> tuple[int, int]:
-        """Input channels of a group: (blocks, channels in each), where x has whole blocks of them."""
+        """Input channels of a group: (blocks, channels per block), if x has whole blocks of them."""
         inside = self.read_block
         whole = inside > 1 and self.group_inputs % inside == 0
         return (self.group_inputs // inside, inside) if whole else (1, self.group_inputs)
@@ -210,7 +210,7 @@ class ConvGeometry:
         return (self.batch, self.channels, *spatial)
 
     def parts(self, axes: Sequence[te.Expr]) -> tuple[te.Expr, Sequence[te.Expr], te.Expr]:
-        """Of an index of the result: (batch, spatial, channel)."""
+        """Split an index of the result into (batch, spatial, channel)."""
         if self.block:
             return axes[0], axes[2:-1], scaled(axes[1], self.block) + axes[-1]
         if self.channels_last:
@@ -218,7 +218,7 @@ class ConvGeometry:
         return axes[0], axes[2:], axes[1]
 
     def group(self, axes: Sequence[te.Expr]) -> te.Expr:
-        """Of an index of the result: which group its channel is in."""
+        """The group of the channel in an index of the result."""
         if self.block and self.group_outputs % self.block == 0:
             return divided(axes[1], self.group_outputs // self.block)
         return divided(self.parts(axes)[2], self.group_outputs)
@@ -296,7 +296,7 @@ def kernel_positions(kernel: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def at_position(weights: np.ndarray, offset: tuple[int, ...]) -> np.ndarray:
-    """Of weights whose last axes are the kernel's, what one position of the kernel holds."""
+    """The weights at one kernel position; the kernel axes are the last ones."""
     there: tuple[Any, ...] = (..., *offset)
     return np.asarray(weights[there])
 
@@ -304,7 +304,7 @@ def at_position(weights: np.ndarray, offset: tuple[int, ...]) -> np.ndarray:
 def window_at(
     offset: Sequence[int], stride: Sequence[int], dilation: Sequence[int], extents: Sequence[int]
 ) -> tuple[slice, ...]:
-    """The elements that one position of the kernel meets as the kernel moves over `extents` places."""
+    """The elements that one kernel position reads as the kernel moves over `extents` positions."""
     whole = slice(None)
     return (
         whole,
@@ -317,7 +317,7 @@ def window_at(
 
 
 def conv(attrs: Attrs, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
-    """A matmul per kernel position, or per few of them where channels are few: im2col within bounds."""
+    """A matmul per kernel position, or per few positions if there are few channels: im2col with a memory bound."""
     if attrs["layout"] == "channels_last":
         first = {**attrs, "layout": "channels_first"}
         spatial_axes = tuple(range(w.ndim - 2))
@@ -362,7 +362,8 @@ def lower_conv(app: Application, inputs: Sequence[te.Tensor]) -> te.Tensor:
 
     def formula(*axes: te.Var) -> te.Expr:
         batch, spatial, out = sizes.parts(axes)
-        # An axis of extent 1 is no axis: what is left is what a pointwise or depthwise convolution really sums over.
+        # Axes of extent 1 are dropped, so that a pointwise or depthwise convolution has only its actual reduction
+        # axes.
         blocks, inside = sizes.summed_channels
         extents = (blocks, *sizes.kernel, inside)
         summed = te.reduce_axes([extent for extent in extents if extent != 1])
@@ -444,7 +445,7 @@ def infer_conv_transpose(inputs: Sequence[TensorType], attrs: Attrs) -> TensorTy
 
 
 def conv_transpose(attrs: Attrs, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
-    """Every element of x adds its multiple of the kernel to the result: one strided addition per kernel position."""
+    """Add each element of x times the kernel to the result: one strided addition per kernel position."""
     stride, padding, dilation, groups = (attrs[name] for name in ("stride", "padding", "dilation", "groups"))
     batch, channels = x.shape[:2]
     extents, kernel = x.shape[2:], w.shape[2:]

@@ -1,4 +1,4 @@
-"""Operators that make a tensor from nothing.
+"""Operators that create a tensor without operands.
 
 - `full(value, shape, dtype)`: every element is `value`.
 - `iota(shape, axis, dtype)`: every element is its own index along `axis`.

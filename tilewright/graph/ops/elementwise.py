@@ -1,17 +1,17 @@
 """Elementwise operators: one result element from the same element of each operand, operands broadcast as in NumPy.
 
 Operands of arithmetic have one element type; comparisons and the `is...` tests give bool, everything else the type of
-its operands. What each takes is the second column of the tables below.
+its operands. The second column of the tables below gives the types that each takes.
 
-Where PyTorch has a choice, these follow it: `sign` of NaN is 0; `maximum`, `minimum`, `clamp` and `relu` propagate NaN;
-`round` rounds halves to even; `mod` has the divisor's sign and `fmod` the dividend's; float `floordiv` is the floor of
-the exact quotient; `silu`, `gelu`, `mish` and `hardswish` of -inf are NaN (-inf times 0).
+Where PyTorch has a choice, these follow it: `sign` of NaN is 0; `maximum`, `minimum`, `clamp` and `relu` propagate
+NaN; `round` rounds halves to even; `mod` has the divisor's sign and `fmod` the dividend's; float `floordiv` is the
+floor of the exact quotient; `silu`, `gelu`, `mish` and `hardswish` of -inf are NaN (-inf times 0).
 
-Integer `floordiv`, `mod` and `fmod` by 0 give 0, where PyTorch raises: generated code must neither trap nor look.
-Shifts by a negative count or by the width of the type or more have no meaning.
+Integer `floordiv`, `mod` and `fmod` by 0 give 0, where PyTorch raises an error: generated code must neither trap nor
+test. Shifts by a negative count, or by at least the width of the type, are undefined.
 
-Error of the formulas beyond that of the scalar functions, in f32: `exp2` is exp(x ln 2), off by about |x| * 6e-8
-relative; `log2` is log(x) / ln 2, about 1 ulp more than log; `tan` is sin / cos, about 2 ulp.
+Additional error of the formulas in f32: `exp2` is exp(x ln 2), with a relative error of about |x| * 6e-8; `log2` is
+log(x) / ln 2, about 1 ulp more than log; `tan` is sin / cos, about 2 ulp.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def elementwise(
     attrs: tuple[str, ...] = (),
     check: Callable[[DType, Attrs], None] | None = None,
 ) -> Op:
-    """Registers an operator whose operands have one element type. A formula that is one scalar function is its name."""
+    """Register an operator whose operands have one element type. `formula` may be the name of a scalar function."""
     built: Formula = (lambda *args: call(formula, *args)) if isinstance(formula, str) else formula
 
     def infer(inputs: Sequence[TensorType], given: Attrs) -> TensorType:
@@ -121,7 +121,7 @@ def sign(x: Expr) -> Expr:
 
 
 def sigmoid(x: Expr) -> Expr:
-    return 1.0 / (1.0 + call("exp", -x))  # exp may overflow to infinity, whose reciprocal is the right 0
+    return 1.0 / (1.0 + call("exp", -x))  # exp may overflow to infinity, whose reciprocal is correctly 0
 
 
 def softplus(x: Expr, beta: float, threshold: float) -> Expr:
@@ -182,7 +182,7 @@ def signs_differ(a: Expr, b: Expr) -> Expr:
 
 
 def safe_divisor(b: Expr) -> Expr:
-    """1 where division would trap: by 0, and by -1, whose quotient may not be representable."""
+    """1 if division would trap: for 0, and for -1, whose quotient may not be representable."""
     risky = call("eq", b, zero(b))
     if b.dtype is not DType.U8:
         risky = either(risky, call("eq", b, -1))
@@ -199,7 +199,7 @@ def floordiv(a: Expr, b: Expr) -> Expr:
 
 
 def float_floordiv(a: Expr, b: Expr) -> Expr:
-    """The floor of the exact quotient: with the remainder taken off, the division has nothing to round away."""
+    """The floor of the exact quotient: subtracting the remainder first makes the division exact."""
     remainder = call("fmod", a, b)
     quotient = (a - remainder) / b
     below = both(call("ne", remainder, 0.0), signs_differ(remainder, b))
@@ -211,7 +211,7 @@ def float_floordiv(a: Expr, b: Expr) -> Expr:
 
 def mod(a: Expr, b: Expr) -> Expr:
     if not b.dtype.is_float:
-        return a % safe_divisor(b)  # the remainder by 1, -1 and here 0 is 0
+        return a % safe_divisor(b)  # the remainder by 1, -1 and 0 is 0
     remainder = call("fmod", a, b)
     wrong_side = both(call("ne", remainder, 0.0), signs_differ(remainder, b))
     return select(wrong_side, remainder + b, remainder)
@@ -365,7 +365,7 @@ def infer_cast(inputs: Sequence[TensorType], attrs: Attrs) -> TensorType:
 
 
 def cast_meaning(attrs: Attrs, x: np.ndarray) -> np.ndarray:
-    """To any float type is to f64: the oracle rounds results itself, where it rounds at all."""
+    """A cast to any float type is a cast to f64: the oracle itself rounds results, if at all."""
     dtype: DType = attrs["dtype"]
     if dtype is DType.BOOL:
         return np.asarray(x != 0)

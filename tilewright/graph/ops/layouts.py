@@ -1,9 +1,9 @@
-"""Where the channels of an image are: the values of the attribute `layout` of convolutions and pools.
+"""Channel layouts of images: the values of the attribute `layout` of convolutions and pooling.
 
 - "channels_first": N C spatial
 - "channels_last": N spatial C
-- "channels_by_16", or any other number: N C/16 spatial 16, blocks of so many channels, of which each is stored as an
-  image of its own with the channels last. By 1 it is channels first, by all of them it is channels last.
+- "channels_by_16", or any other number: N C/16 spatial 16. Each block of 16 channels is stored as a channels-last
+  image. A block of 1 is channels first, a block of all channels is channels last.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _BY = "channels_by_"
 
 
 def by(block: int) -> str:
-    """The layout with blocks of so many channels."""
+    """The layout with blocks of this many channels."""
     return f"{_BY}{block}"
 
 
 def block_of(layout: str) -> int:
-    """Channels in a block; 0 where there are none."""
+    """Channels per block; 0 if there are no blocks."""
     return int(layout.removeprefix(_BY)) if layout.startswith(_BY) else 0
 
 
@@ -37,7 +37,7 @@ def expect_layout(value: Any) -> str:
 
 
 def spatial_axes(rank: int, layout: str) -> range:
-    """Of an image of this rank."""
+    """The spatial axes of an image of this rank."""
     if layout == LAST:
         return range(1, rank - 1)
     return range(2, rank - 1) if block_of(layout) else range(2, rank)

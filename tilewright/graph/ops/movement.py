@@ -11,8 +11,8 @@
 - `take(axis)` of (x, indices): x.shape[:axis] + indices.shape + x.shape[axis + 1:].
 - `take_along(axis)` of (x, indices of the same rank): `torch.gather`; the result has the shape of the indices.
 
-Indices of `take` and `take_along` are i32 or i64 and count from the end where negative. One that is out of range after
-that is clamped to the nearest that is not: whatever the data, generated code reads inside the tensor.
+Indices of `take` and `take_along` are i32 or i64; negative ones count from the end. An index that is still out of
+range is clamped, so that generated code never reads outside the tensor.
 """
 
 from __future__ import annotations
@@ -98,10 +98,10 @@ def reshape_segments(
 
 
 def reshape_indices(axes: Sequence[te.Expr], from_shape: Sequence[int], to_shape: Sequence[int]) -> Index:
-    """Where the element at `axes` of the reshaped tensor is in the operand."""
+    """The index in the operand of the element at `axes` of the reshaped tensor."""
     result = [te.as_index(0)] * len(from_shape)
     if 0 in from_shape:
-        return tuple(result)  # there is no element to find
+        return tuple(result)  # the tensor is empty
     for sources, targets in reshape_segments(from_shape, to_shape):
         flat: te.Expr | None = None
         for axis in targets:
@@ -261,7 +261,7 @@ def infer_pad(inputs: Sequence[TensorType], attrs: Attrs) -> TensorType:
 
 
 def spread(extent: int, gap: int) -> int:
-    """The room that `extent` elements take with `gap` others between any two."""
+    """The length of `extent` elements with `gap` others between any two."""
     return extent + gap * (extent - 1) if extent else 0
 
 
@@ -289,7 +289,7 @@ def lower_pad(app: Application, inputs: Sequence[te.Tensor]) -> te.Tensor:
         hits: list[te.Expr] = []
         indices: list[te.Expr] = []
         for axis, extent, lo, hi, gap in zip(axes, x.shape, low, high, interior, strict=True):
-            if extent == 1:  # one place holds the element
+            if extent == 1:  # there is only one element
                 hits += [te.call("eq", axis, lo)] if lo or hi else []
                 indices.append(te.as_index(0))
                 continue
@@ -338,7 +338,7 @@ def infer_concat(inputs: Sequence[TensorType], attrs: Attrs) -> TensorType:
 
 def lower_concat(app: Application, inputs: Sequence[te.Tensor]) -> te.Tensor:
     axis = app.attrs["axis"]
-    parts: list[tuple[int, te.Tensor]] = []  # where each begins; empty ones are nowhere
+    parts: list[tuple[int, te.Tensor]] = []  # the start of each operand; empty ones are omitted
     offset = 0
     for tensor in inputs:
         if tensor.shape[axis]:

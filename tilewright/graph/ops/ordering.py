@@ -1,12 +1,12 @@
 """Operators that order elements along an axis, or run along it.
 
-- `argsort(axis, descending)`: i64, where each element would stand if the axis were sorted; equal ones keep their
-  order (a stable sort). NaN is greater than every number. `put_along` with the result as indices sorts whatever is
-  put: the elements themselves, or their indices; into a shorter tensor it is a top-k.
+- `argsort(axis, descending)`: i64, the position of each element if the axis were sorted; equal ones keep their order
+  (a stable sort). NaN is greater than every number. `put_along` with the result as indices sorts the elements or
+  their indices; into a shorter tensor it computes a top-k.
 - `cumprod cummax cummin (axis)`: element i is the product, maximum, minimum of those up to i. NaN propagates.
 
-Each is quadratic in the extent of its axis: an element's place is the number of those before it. That is exact, needs
-no scratch memory beyond one number per element, and suits the short axes that models sort.
+Each is quadratic in the extent of its axis: an element's position is the number of elements before it. That is exact,
+needs one number of scratch memory per element, and suits the short axes that models sort.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tilewright.graph.ops.common import (
 
 
 def at(axes: Sequence[te.Expr], axis: int, index: te.Expr) -> tuple[te.Expr, ...]:
-    """The index `axes` with `index` in the place of one of them."""
+    """The index `axes` with one entry replaced by `index`."""
     return (*axes[:axis], index, *axes[axis + 1 :])
 
 
@@ -53,7 +53,7 @@ def infer_argsort(inputs: Sequence[TensorType], attrs: Attrs) -> TensorType:
 
 def argsort(attrs: Attrs, x: np.ndarray) -> np.ndarray:
     axis, extent = attrs["axis"], x.shape[attrs["axis"]]
-    if attrs["descending"]:  # stable from the other end
+    if attrs["descending"]:  # stable when reversed
         order = np.flip(extent - 1 - np.argsort(np.flip(x, axis), axis=axis, kind="stable"), axis)
     else:
         order = np.argsort(x, axis=axis, kind="stable")
@@ -61,7 +61,7 @@ def argsort(attrs: Attrs, x: np.ndarray) -> np.ndarray:
 
 
 def comes_before(a: te.Expr, b: te.Expr, descending: bool) -> tuple[te.Expr, te.Expr]:
-    """(whether a's value is before b's, whether they are equal), NaN the greatest."""
+    """(whether a sorts before b, whether they are equal), NaN being the greatest."""
     small, large = (b, a) if descending else (a, b)
     before, equal = te.call("lt", small, large), te.call("eq", a, b)
     if not a.dtype.is_float:
@@ -72,7 +72,7 @@ def comes_before(a: te.Expr, b: te.Expr, descending: bool) -> tuple[te.Expr, te.
 
 
 def lower_argsort(app: Application, inputs: Sequence[te.Tensor]) -> te.Tensor:
-    """How many elements come before each."""
+    """Count the elements that come before each."""
     (x,) = inputs
     axis = app.attrs["axis"]
 
@@ -106,7 +106,7 @@ register(
 
 
 def running(name: str, kind: str, ufunc: Any, other: Callable[[te.Expr], te.Expr]) -> None:
-    """`other(element i)`: what stands for the elements after i, so that they change nothing."""
+    """`other(element i)`: the neutral replacement for elements after i."""
 
     def infer(inputs: Sequence[TensorType], attrs: Attrs) -> TensorType:
         expect_operands(inputs, 1)

@@ -3,7 +3,7 @@
 - `sum prod amax amin mean any all (axes, keepdims)`: `axes` is a sorted tuple. Integers keep their type (a frontend
   that counts in i64 casts first); `any` and `all` are of bool; `mean` is of floats.
 - `argmax argmin (axis, keepdims)`: i64, the first of equals; the first NaN where there is one.
-- `var(axes, correction, keepdims)`: the squared deviations from the mean, summed and divided by n - correction.
+- `var(axes, correction, keepdims)`: the sum of squared deviations from the mean, divided by n - correction.
 - `cumsum(axis)`.
 
 16-bit floats are combined in f32. `amax`, `amin`, `argmax` and `argmin` of no elements are type errors.
@@ -49,7 +49,7 @@ def reduced_count(app: Application) -> int:
 
 
 def kept_axes(result_axes: Sequence[te.Expr], axes: tuple[int, ...], keepdims: bool) -> tuple[te.Expr, ...]:
-    """Of the index of a reduction's result, what indexes the axes that were not reduced."""
+    """The part of a reduction result's index for the axes that were not reduced."""
     return tuple(index for d, index in enumerate(result_axes) if not (keepdims and d in axes))
 
 
@@ -63,7 +63,7 @@ def reduce_stage(
     dtype: DType | None = None,
     of: Callable[[te.Expr, tuple[te.Expr, ...], tuple[te.Var, ...]], te.Expr] | None = None,
 ) -> te.Compute:
-    """The stage that combines x over `axes`, or `of(element, kept index, reduced index)` of it."""
+    """The stage that reduces x over `axes`, or `of(element, kept index, reduced index)` instead of x."""
     shape = reduced_shape(x.shape, axes, keepdims)
 
     def formula(*result_axes: te.Var) -> te.Expr:
@@ -157,7 +157,7 @@ reduction(
 )
 
 
-# -- the place of an extreme --------------------------------------------------------------------------------------
+# -- argmax, argmin -----------------------------------------------------------------------------------------------
 
 
 def arg_reduction(name: str, kind: str, meaning: Callable[..., Any]) -> None:
@@ -233,8 +233,8 @@ def var(attrs: Attrs, x: np.ndarray) -> np.ndarray:
 def squared_deviations(
     title: str, x: te.Tensor, axes: tuple[int, ...], *, keepdims: bool = False
 ) -> tuple[te.Tensor, te.Compute]:
-    """The mean over `axes` (they are dropped from its shape), and the sum of the squared deviations from it: two
-    passes, as accurate as the data is. Three stages, of which the middle one divides one number per row."""
+    """The mean over `axes` (dropped from its shape), and the sum of squared deviations from it: two passes, for
+    accuracy. Three stages; the middle one divides one number per row."""
     count = math.prod(x.shape[axis] for axis in axes)
     total = reduce_stage(f"{title}_sum", "sum", x, axes)
     mean = te.compute(f"{title}_mean", total.shape, total.dtype, lambda *rows: total[rows] / count)

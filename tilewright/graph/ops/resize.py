@@ -11,9 +11,9 @@ Element o of an axis that goes from n to m elements is sampled at
 - "linear" and "cubic" (a = -0.75) weigh 2 and 4 neighbours per axis, at indices clamped into the axis. "linear" does
   not sample before the first element.
 
-The positions are ratios of integers, so indices are found by exact integer arithmetic. PyTorch finds those of "nearest"
-in f32 (of f64 tensors, in f64), and for some 2% of pairs (n, m), as 2 -> 82, rounding puts the result one element away.
-Its f32 result is the meaning here; the lowering computes in f32 for those pairs, and for those only.
+The positions are ratios of integers, so indices are computed in exact integer arithmetic. PyTorch computes those of
+"nearest" in f32 (f64 for f64 tensors), and for about 2% of pairs (n, m), such as 2 -> 82, rounding is off by one
+element. Its f32 result defines the meaning here; the lowering computes in f32 for those pairs only.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from tilewright.graph.ops.common import (
     shifted,
 )
 
-Weight = Any  # a te.Expr or an array, as the positions are; None is 1
-Taps = list[tuple[Any, Weight]]  # (index, weight) of the elements that are summed
+Weight = Any  # a te.Expr or an array, like the positions; None is 1
+Taps = list[tuple[Any, Weight]]  # (index, weight) of the summed elements
 
 
 def infer(inputs: Sequence[TensorType], attrs: Attrs) -> TensorType:
@@ -110,7 +110,7 @@ def nearest_index(axis: te.Expr, extent: int, size: int, coordinates: str) -> te
 
 
 def cubic_weights(t: Any) -> list[Any]:
-    """Of the elements at distances 1 + t, t, 1 - t and 2 - t."""
+    """Weights of the elements at distances 1 + t, t, 1 - t and 2 - t."""
     a = -0.75
 
     def near(d: Any) -> Any:
@@ -170,7 +170,7 @@ def expr_taps(axis: te.Expr, extent: int, size: int, attrs: Attrs, dtype: DType)
     numerator = shifted(scaled(axis, positions.scale), positions.offset)
     if mode == "linear" and positions.offset < 0:
         numerator = te.call("max", numerator, 0)
-    # Neighbours of weight 0 are read all the same: an infinity times 0 is NaN, as in PyTorch.
+    # Neighbours of weight 0 are read too: an infinity times 0 is NaN, as in PyTorch.
     first = numerator // positions.divisor
     t = te.cast(numerator % positions.divisor, dtype) / positions.divisor
     if mode == "linear":

@@ -5,12 +5,12 @@
 - `put_along(axis, combine)` of (x, indices of x's rank, updates of their shape): `torch.scatter`, the inverse of
   `take_along`. The indices may be shorter than x on the other axes.
 
-`combine` is `set` (of several updates for one place the last wins), `add`, `mul`, `max` or `min`, the latter with what
-x has there. Indices are i32 or i64 and count from the end where negative; an update that is out of range after that is
-dropped: whatever the data, generated code writes inside the tensor.
+`combine` is `set` (of several updates of one element the last wins), or `add`, `mul`, `max` or `min` with the element
+of x. Indices are i32 or i64; negative ones count from the end. An update that is still out of range is dropped, so
+that generated code never writes outside the tensor.
 
-There is no scattering in a kernel: each element of the result looks for the updates that are its own, so the work is
-the size of the result times the number of updates along the axis, and the order of the sum is fixed.
+Kernels do not scatter: each element of the result searches for its own updates. So the work is the size of the result
+times the number of updates along the axis, and the order of a sum is fixed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _KIND = {"add": "sum", "mul": "prod", "max": "max", "min": "min"}
 
 
 def identity(combine: str, dtype: DType) -> float | int:
-    """What changes nothing when it is combined."""
+    """The neutral element of `combine`."""
     if combine in ("add", "mul"):
         return int(combine == "mul") if dtype.is_integer else float(combine == "mul")
     if dtype.is_float:
@@ -124,7 +124,7 @@ def put_along(attrs: Attrs, x: np.ndarray, indices: np.ndarray, updates: np.ndar
 def lower_scatter(
     name: str, index_of: Callable[[te.Tensor, Sequence[te.Expr], int, te.Expr], te.Expr]
 ) -> Callable[[Application, Sequence[te.Tensor]], te.Tensor]:
-    """`index_of(indices, axes, axis, n)`: where update n of the row at `axes` goes."""
+    """`index_of(indices, axes, axis, n)`: the target index of update n in the row at `axes`."""
 
     def lower(app: Application, inputs: Sequence[te.Tensor]) -> te.Tensor:
         x, indices, updates = inputs
@@ -134,7 +134,7 @@ def lower_scatter(
             return te.compute(title, app.type.shape, app.type.dtype, lambda *axes: x[axes])
 
         def inside(axes: Sequence[te.Expr]) -> te.Expr | None:
-            """Whether the updates cover this place on the other axes; None: always."""
+            """Whether the updates cover this element on the other axes; None: always."""
             short = [d for d, extent in enumerate(updates.shape) if d != axis and extent != x.shape[d]]
             return te.all_of([te.call("lt", axes[d], updates.shape[d]) for d in short])
 
@@ -146,7 +146,7 @@ def lower_scatter(
             return te.call("eq", position, axes[axis])
 
         def found(*axes: te.Var) -> te.Expr:
-            """What the updates make of this place: the number of the last one, or all of them combined."""
+            """The updates of this element: the index of the last one, or all of them combined."""
             (n,) = te.reduce_axes([count])
             if combine == "set":
                 return te.reduce_over("max", te.select(hits(axes, n), n, -1), [n])

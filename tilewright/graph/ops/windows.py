@@ -1,17 +1,18 @@
 """Pooling: a reduction over the elements of a window, for every position of the window.
 
 - `max_pool(kernel, stride, padding, dilation, ceil_mode, layout)`
-- `avg_pool(kernel, stride, padding, ceil_mode, count_include_pad, divisor, layout)`; `divisor` is None or the number to
-  divide by instead of the count.
-- `adaptive_avg_pool(sizes, layout)`, `adaptive_max_pool(sizes, layout)`: as many windows as `sizes` says, the one at o
-  of m over n elements from floor(o n / m) to ceil((o + 1) n / m).
+- `avg_pool(kernel, stride, padding, ceil_mode, count_include_pad, divisor, layout)`; `divisor` is None or the number
+  to divide by instead of the count.
+- `adaptive_avg_pool(sizes, layout)`, `adaptive_max_pool(sizes, layout)`: `sizes` windows per axis; window o of m over
+  n elements goes from floor(o n / m) to ceil((o + 1) n / m).
 
-The layouts are those of `layouts.py`, with 1 to 3 spatial axes. `padding` is one integer per spatial axis, at most half
-of the window. With `ceil_mode` the last window may hang over the end, but not start behind it, as in PyTorch. Padding
-never wins a maximum; it counts in an average if `count_include_pad`, as far as `padding` reaches. NaN propagates.
+The layouts are those of `layouts.py`, with 1 to 3 spatial axes. `padding` is one integer per spatial axis, at most
+half of the window. With `ceil_mode` the last window may overhang the end, but not start after it, as in PyTorch.
+Padding never affects a maximum; with `count_include_pad` it counts in an average, as far as `padding` reaches. NaN
+propagates.
 
-In the lowering a window is a reduction over its axes, with a predicate only on the axes where a window can reach out of
-range; what does not vary from place to place is a constant.
+In the lowering a window is a reduction over its axes, with a predicate only on axes where a window can be out of
+range; divisors that do not vary are constants.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from tilewright.graph.ops.layouts import block_of, expect_layout, spatial_axes
 
 @dataclass(frozen=True)
 class Window(abc.ABC):
-    """The windows along one axis of `extent` elements: `size` places, each looking at up to `width` elements."""
+    """The windows along one axis of `extent` elements: `size` windows of up to `width` elements."""
 
     extent: int
     size: int
@@ -53,17 +54,17 @@ class Window(abc.ABC):
 
     @abc.abstractmethod
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of every window, the first index and the one behind the last; they may be out of range."""
+        """For every window, the first index and the one after the last; they may be out of range."""
 
     @abc.abstractmethod
     def element(self, position: te.Expr, offset: te.Expr | None) -> tuple[te.Expr, list[te.Expr]]:
-        """The index of the element at `offset` in a window (None: there is but one), and what must hold for it to be
-        in the window and in range."""
+        """The index of the element at `offset` in a window (None: it has only one), and the condition for it to be in
+        the window and in range."""
 
 
 @dataclass(frozen=True)
 class StridedWindow(Window):
-    """Windows of `width` elements, `dilation` apart, from place * stride - padding on."""
+    """Windows of `width` elements, `dilation` apart, starting at position * stride - padding."""
 
     stride: int
     padding: int
@@ -92,7 +93,7 @@ class StridedWindow(Window):
 
 @dataclass(frozen=True)
 class AdaptiveWindow(Window):
-    """Windows from floor(place * extent / size) to ceil((place + 1) * extent / size)."""
+    """Windows from floor(position * extent / size) to ceil((position + 1) * extent / size)."""
 
     @staticmethod
     def of(extent: int, size: int) -> AdaptiveWindow:
@@ -124,7 +125,7 @@ class AdaptiveWindow(Window):
 def expect_pooled(
     inputs: Sequence[TensorType], attrs: Attrs, takes: str, per_axis: str
 ) -> tuple[TensorType, range]:
-    """The operand and its spatial axes, of which there are as many as entries in the attribute `per_axis`."""
+    """The operand and its spatial axes, as many as the attribute `per_axis` has entries."""
     expect_operands(inputs, 1)
     (x,) = inputs
     expect_kind(x.dtype, takes)
@@ -161,7 +162,7 @@ def strided_windows(shape: tuple[int, ...], attrs: Attrs) -> list[Window]:
         room = extent + 2 * p - step * (k - 1) - 1
         size = (-(-room // s) if attrs["ceil_mode"] else room // s) + 1
         if attrs["ceil_mode"] and (size - 1) * s >= extent + p:
-            size -= 1  # the last window would start behind the end
+            size -= 1  # the last window would start after the end
         windows.append(StridedWindow(extent, size, k, s, p, step))
     return windows
 
@@ -221,7 +222,7 @@ def infer_adaptive(takes: str) -> Callable[[Sequence[TensorType], Attrs], Tensor
 def combine_windows(
     x: np.ndarray, axes: range, windows: Sequence[Window], combine: Any, identity: Any
 ) -> np.ndarray:
-    """Axis by axis: a maximum or a sum over a box is one over its sides in turn."""
+    """Reduce axis by axis: a maximum or a sum over a box is separable."""
     for axis, window in zip(axes, windows, strict=True):
         step = window.dilation if isinstance(window, StridedWindow) else 1
         begins, ends = window.bounds()
@@ -263,7 +264,7 @@ def avg_oracle(windows_of: Callable[..., list[Window]]) -> Callable[[Attrs, np.n
 
 
 def counts(window: Window, attrs: Attrs) -> np.ndarray:
-    """By how much each place of a window is divided."""
+    """The divisor at each position of a window."""
     begin, end = window.bounds()
     if isinstance(window, StridedWindow) and attrs["count_include_pad"]:
         return np.asarray(np.minimum(end, window.extent + window.padding) - begin)
@@ -276,7 +277,7 @@ def counts(window: Window, attrs: Attrs) -> np.ndarray:
 def window_stage(
     name: str, kind: str, x: te.Tensor, result: TensorType, axes: range, windows: list[Window]
 ) -> te.Tensor:
-    """The combination of every window; a window of one element is no reduction."""
+    """Reduce every window; a window of one element needs no reduction."""
     dtype = x.dtype.compute
     identity = te.reduce_identity(kind, dtype)
 
@@ -329,7 +330,7 @@ def lower_avg(
 def divisor(
     positions: Sequence[te.Expr], axes: range, windows: Sequence[Window], attrs: Attrs, total: te.Tensor
 ) -> te.Expr:
-    """The number of elements that count, a constant but for the axes along which it varies."""
+    """The number of elements that count: a constant, except along axes where it varies."""
     if attrs.get("divisor") is not None:
         return te.const(attrs["divisor"], total.dtype)
     constant, varying = 1, None

@@ -57,7 +57,7 @@ def test_the_least_hardware_runs_the_mappings_and_nothing_smaller_does() -> None
     for name, less in (("dim", 1), ("scratchpad", KIB), ("accumulator", KIB)):
         size = getattr(machine, name) - less
         if size >= KIB or name == "dim":
-            smaller = replace(machine, **{name: size})  # type: ignore[arg-type]
+            smaller = replace(machine, **{name: size})
             with pytest.raises(MappingError):
                 check(NETWORK.nests, design.mappings, Hardware.of([smaller]).take(rows))
 

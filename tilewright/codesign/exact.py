@@ -83,7 +83,6 @@ class Best:
     value: float  # of the objective
     bound: float
     visited: int  # complete and partial mappings that were bounded
-    evaluated: int  # complete ones
     order: str
 
     @property
@@ -270,7 +269,6 @@ class _Search:
     model: Model
     most: int
     visited: int = 0
-    evaluated: int = 0
     best: tuple[float, float, float, _Case, np.ndarray] | None = None
 
     def run(self) -> Best:
@@ -290,9 +288,7 @@ class _Search:
         assert self.best is not None, (self.layer, self.machine)
         value, cycles, energy, case, factors = self.best
         mapping = _mapping(case, factors)
-        return Best(
-            mapping, cycles, energy, value, min(value, unseen), self.visited, self.evaluated, case.order
-        )
+        return Best(mapping, cycles, energy, value, min(value, unseen), self.visited, case.order)
 
     def _groups(self, case: _Case) -> list[_Group]:
         return [self._group(case, loops) for loops in _GROUPS]
@@ -397,7 +393,9 @@ class _Search:
             if self.best is not None:
                 better = bounds < self.best[0] * (1.0 - 1e-9)
                 alive, bounds = alive[better], bounds[better]
-            ranked = np.argsort(bounds, kind="stable")[:beam]
+            # Of complete mappings only the best counts: nothing is left that could change their order.
+            width = 1 if depth + 1 == len(groups) else beam
+            ranked = np.argsort(bounds, kind="stable")[:width]
             alive = alive[ranked]
             if len(alive):
                 picked = np.concatenate(
@@ -408,7 +406,6 @@ class _Search:
 
     def _keep(self, case: _Case, groups: list[_Group], tables: np.ndarray, chosen: np.ndarray) -> None:
         cycles, energy = self._costs(tables)
-        self.evaluated += len(tables)
         values = self.objective.of(cycles, energy)
         first = int(values.argmin())
         if self.best is None or values[first] < self.best[0]:

@@ -98,8 +98,8 @@ def explore(
     limits = limits or Limits()
     search = _Search(Evaluator(network, base), limits, budget, progress)
     try:
-        search.first()
         try:
+            search.first()
             rng = np.random.default_rng(seed)
             search.descend(rng, starts, steps, importance) if descend else search.scatter(rng, starts)
             search.climb("local search", limits, 1.0 - _FRONT_SHARE)

@@ -44,7 +44,7 @@ from tilewright.cost.models import register
 from tilewright.db.database import Database
 from tilewright.errors import SpaceError
 from tilewright.graph.task import Task
-from tilewright.space.candidates import Candidates
+from tilewright.space.candidates import Candidates, Configs
 from tilewright.space.template import Work
 from tilewright.support.trace import Event, Trace
 from tilewright.targets.resolve import resolve_target
@@ -160,7 +160,7 @@ class Restricted(TunableTask):
         return Choice(self.candidates.implementation(config), config, seconds)
 
 
-def boosted_from_nothing(candidates: Candidates, threads: int, seed: int, experience: Any) -> Boosted:
+def boosted_from_nothing(candidates: Configs, threads: int, seed: int, experience: Any) -> Boosted:
     return Boosted(candidates, threads, prior=False, seed=seed, warm=experience)
 
 

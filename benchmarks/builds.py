@@ -24,6 +24,7 @@ from tilewright.codegen.generator import generator
 from tilewright.db.versions import sources
 from tilewright.hw import host
 from tilewright.measure.building import Made
+from tilewright.measure.jobs import Job
 from tilewright.measure.process import Failed
 from tilewright.measure.runner import Runner
 from tilewright.measure.trial import TaskJob
@@ -75,8 +76,9 @@ class Builds:
             missing += [(each.job, config) for config in each.configs if config not in there]
         count, left, said = sum(len(each.configs) for each in plan), len(missing), time.monotonic()
 
-        def keep(job: TaskJob, config: Config, made: Made | Failed) -> None:
+        def keep(job: Job, config: Config, made: Made | Failed) -> None:
             nonlocal left, said
+            assert isinstance(job, TaskJob)
             encoded = msgspec.msgpack.encode(Kept(config, made))
             with self._path(names[job]).open("ab") as file:
                 file.write(_LENGTH.pack(len(encoded)) + encoded)

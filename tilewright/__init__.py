@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         ArtifactError,
         ArtifactMachineError,
         ArtifactVersionError,
+        AutotuneError,
         CacheError,
         CodegenError,
         DatabaseFileError,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
         KernelError,
         KernelNameError,
         KernelShapeError,
+        KernelSourceError,
         KernelSyntaxError,
         KernelTypeError,
         LockError,
@@ -54,9 +56,11 @@ if TYPE_CHECKING:
         ModelFileError,
         ModelSizeError,
         MutationError,
+        OperatorError,
         OptionError,
         OutOfBoundsError,
         RaceError,
+        ReferenceMismatchError,
         ScheduleError,
         SignatureError,
         SigningKeyError,
@@ -75,11 +79,13 @@ if TYPE_CHECKING:
         UnwrittenReadError,
         VerificationError,
     )
+    from tilewright.integrations.operators import op
     from tilewright.runtime.artifact import load
     from tilewright.runtime.dispatch import Policy
     from tilewright.runtime.dynamic import DynamicModel
     from tilewright.runtime.model import CompiledModel
     from tilewright.tile.kernel import kernel
+    from tilewright.tune.autotune import autotune
 
 __version__ = VERSION
 
@@ -87,6 +93,7 @@ __all__ = [
     "ArtifactError",
     "ArtifactMachineError",
     "ArtifactVersionError",
+    "AutotuneError",
     "CacheError",
     "CodegenError",
     "CompiledModel",
@@ -108,6 +115,7 @@ __all__ = [
     "KernelError",
     "KernelNameError",
     "KernelShapeError",
+    "KernelSourceError",
     "KernelSyntaxError",
     "KernelTypeError",
     "LockError",
@@ -120,10 +128,12 @@ __all__ = [
     "ModelFileError",
     "ModelSizeError",
     "MutationError",
+    "OperatorError",
     "OptionError",
     "OutOfBoundsError",
     "Policy",
     "RaceError",
+    "ReferenceMismatchError",
     "ScheduleError",
     "SignatureError",
     "SigningKeyError",
@@ -142,10 +152,12 @@ __all__ = [
     "UnwrittenReadError",
     "VerificationError",
     "__version__",
+    "autotune",
     "compile",
     "compile_all",
     "kernel",
     "load",
+    "op",
 ]
 
 # The module that defines each public name; names that are not listed are errors.
@@ -157,6 +169,8 @@ _HOMES = {
     "DynamicModel": "tilewright.runtime.dynamic",
     "Policy": "tilewright.runtime.dispatch",
     "kernel": "tilewright.tile.kernel",
+    "autotune": "tilewright.tune.autotune",
+    "op": "tilewright.integrations.operators",
 }
 
 

@@ -410,3 +410,31 @@ class DeviceAssertionError(KernelError):
     """In debug mode: an assertion on values of the kernel is false."""
 
     remedy = "the message names the program instance; tl.device_print shows its values"
+
+
+class KernelSourceError(KernelError):
+    """A kernel whose source cannot be sent to the process that measures it."""
+
+    remedy = (
+        "write the kernel in a file or a notebook cell, with numbers, strings, tuples and functions around it"
+    )
+
+
+class AutotuneError(TilewrightError):
+    """A space, a key or a launch of a tuned kernel that does not fit it, or a space without a config that works."""
+
+    remedy = "name constexpr parameters of the kernel as knobs and its other parameters as key"
+
+
+class ReferenceMismatchError(TilewrightError):
+    """A reference whose results differ from those of the kernel, whatever the config."""
+
+    remedy = (
+        "check the reference and the kernel on small inputs: kernel.interpret[grid](...) runs it in NumPy"
+    )
+
+
+class OperatorError(TilewrightError):
+    """A `tilewright.op` cannot be registered, called or compiled as it is written."""
+
+    remedy = "see help(tilewright.op) for what the function, the shape rule and the reference take"

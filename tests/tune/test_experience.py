@@ -6,12 +6,13 @@ from pathlib import Path
 
 import msgspec
 
-from tests.db.samples import VERSIONS, key, work
+from tests.db.samples import VERSIONS, work
 from tilewright.db.database import Database
 from tilewright.db.record import Record
 from tilewright.space.candidates import Candidates
 from tilewright.space.space import Config
 from tilewright.tune.experience import PastRecords
+from tilewright.tune.tunable import TunableTask
 
 
 def test_trials_of_earlier_sources_and_of_other_tasks_count(tmp_path: Path) -> None:
@@ -22,6 +23,6 @@ def test_trials_of_earlier_sources_and_of_other_tasks_count(tmp_path: Path) -> N
         illegal = msgspec.structs.replace(before, config=Config("gone", ()))
         other = Record.of(work(9), 2, next(iter(Candidates.of(work(9)).configs())), times=(3e-5,))
         database.add([now, before, illegal, other])
-        found = PastRecords(database).experience(key(), work().task.label)
+        found = PastRecords(database).experience(TunableTask(work(), 2))
     times = [[outcome.seconds for outcome in one.outcomes] for one in found]
     assert times == [[2e-5], [3e-5]]

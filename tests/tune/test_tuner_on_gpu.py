@@ -18,7 +18,7 @@ from tests.space.checked import Inputs
 from tests.space.implementations import WITH_LIBRARIES
 from tests.tune import fake_gpu
 from tilewright.db.database import Database
-from tilewright.db.record import Key, Record
+from tilewright.db.record import Record
 from tilewright.dtypes import DType
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
@@ -336,9 +336,9 @@ def test_what_was_measured_on_another_card_is_learned_from(tmp_path: Path) -> No
         database.add(
             [there.record(config, times=(seconds(config),) * 3, error=0.0) for config in configs[:80]]
         )
-        experience = PastRecords(database).experience(here.key, here.label)
+        experience = PastRecords(database).experience(here)
         assert [len(each.outcomes) for each in experience] == [80]
-        assert not PastRecords(database).experience(replace_numerics(here), here.label)
+        assert not PastRecords(database).experience(with_strict_numerics(here))
     unseen = [config for config in configs[80:] if here.candidates.is_legal(config)]
     truth = [seconds(config) for config in unseen]
     with_it, without = (
@@ -348,9 +348,9 @@ def test_what_was_measured_on_another_card_is_learned_from(tmp_path: Path) -> No
     assert with_it > 0.9 > without + 0.1
 
 
-def replace_numerics(tunable: TunableTask) -> Key:
-    """The key of the same task where every rounding is kept: times of others say nothing about it."""
-    return TunableTask(replace(tunable.work, numerics="strict"), 0).key
+def with_strict_numerics(tunable: TunableTask) -> TunableTask:
+    """The same task where every rounding is kept: times of others say nothing about it."""
+    return TunableTask(replace(tunable.work, numerics="strict"), 0)
 
 
 def _sampled(applied: Applied, count: int) -> list[Config]:

@@ -10,7 +10,7 @@ import numpy as np
 from tilewright.cost.model import Prediction
 from tilewright.cost.predictor import calibrated, counted
 from tilewright.errors import TilewrightError
-from tilewright.space.candidates import Candidates
+from tilewright.space.candidates import Configs
 from tilewright.space.outcome import Outcome
 from tilewright.space.space import Config
 from tilewright.space.terms import Counted
@@ -21,14 +21,14 @@ VALID = 0.98  # configs are legal by construction, so few fail
 
 
 class Analytical:
-    """Predicts the times of the configs of one Candidates, comparably across templates. It learns nothing.
+    """Predicts the times of the configs of one `Configs`, comparably across templates. It learns nothing.
 
     If a template does not count its own terms, the config's program is built once and counted.
     """
 
-    def __init__(self, candidates: Candidates, threads: int) -> None:
+    def __init__(self, candidates: Configs, threads: int) -> None:
         self.candidates, self.threads = candidates, threads
-        self._predictor = calibrated(candidates.work.machine, threads)
+        self._predictor = calibrated(candidates.machine, threads)
         self.counted: set[Config] = set()  # configs whose terms were counted in a program
         self._terms: dict[Config, Counted | None] = {}
 
@@ -55,7 +55,9 @@ class Analytical:
 
     def _counted(self, config: Config) -> Counted | None:
         try:
-            found, in_program = counted(self.candidates.of_config(config), config, self.candidates.work)
+            candidates = self.candidates
+            applied = candidates.of_config(config)
+            found, in_program = counted(applied, config, candidates.machine, candidates.constants)
         except TilewrightError:
             return None
         if in_program:

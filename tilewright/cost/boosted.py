@@ -22,7 +22,7 @@ from tilewright.cost.encoding import Encoder
 from tilewright.cost.model import Prediction
 from tilewright.cost.smooth import Smooth
 from tilewright.cost.trees import Trees, lightgbm
-from tilewright.space.candidates import Candidates
+from tilewright.space.candidates import Configs
 from tilewright.space.outcome import Outcome
 from tilewright.space.space import Config
 
@@ -45,7 +45,7 @@ _Value = tuple[str, str, str]  # template, knob, value
 class Experience(NamedTuple):
     """Outcomes of another task, or of another machine."""
 
-    candidates: Candidates
+    candidates: Configs
     threads: int
     outcomes: Sequence[Outcome]
 
@@ -65,7 +65,7 @@ class Boosted:
 
     def __init__(
         self,
-        candidates: Candidates,
+        candidates: Configs,
         threads: int,
         *,
         objective: str = "squared",

@@ -15,6 +15,7 @@ import numpy as np
 from tilewright.cost.analytical import Analytical
 from tilewright.cost.features import PROGRAM_FEATURES, program_features
 from tilewright.space.space import Config
+from tilewright.space.template import Featured
 from tilewright.space.terms import Counted, GpuTerms, Roofline, Terms
 
 _RATIOS = ("loads", "stores", "branches", "scalar", "from_l2", "from_l3", "from_memory", "prefetched")
@@ -88,7 +89,7 @@ class Encoder:
     _rows: dict[tuple[Analytical, Config], np.ndarray] = field(default_factory=dict)
 
     def matrix(self, model: Analytical, configs: Sequence[Config]) -> np.ndarray:
-        """One row for each config of the model's Candidates."""
+        """One row for each config of the model's `Configs`."""
         rows = [self._row(model, config) for config in configs]
         found = np.full((len(rows), len(self.columns)), np.nan)
         for at, row in enumerate(rows):
@@ -126,6 +127,7 @@ class Encoder:
         for knob in applied.space.knobs:
             for position, number in enumerate(knob.encode(values[knob.name])):
                 row[f"{config.template}.{knob.name}.{position}"] = number
+        row |= applied.features(config) if isinstance(applied, Featured) else {}
         if config in model.counted:
             features = program_features(model.candidates.program(config)).tolist()
             row |= zip(PROGRAM_FEATURES, features, strict=True)

@@ -13,22 +13,20 @@ from tilewright.cost.analytical import Analytical
 from tilewright.cost.boosted import Boosted, Experience
 from tilewright.cost.model import CostModel
 from tilewright.errors import OptionError
-from tilewright.space.candidates import Candidates
+from tilewright.space.candidates import Configs
 from tilewright.support.plugins import named
 
 ENTRY_POINTS = "tilewright.cost_models"
 
 # Arguments: the candidates of one task, the threads of a call, a seed, and outcomes of other tasks.
-Factory = Callable[[Candidates, int, int, Sequence[Experience]], CostModel]
+Factory = Callable[[Configs, int, int, Sequence[Experience]], CostModel]
 
 
-def _boosted(candidates: Candidates, threads: int, seed: int, experience: Sequence[Experience]) -> CostModel:
+def _boosted(candidates: Configs, threads: int, seed: int, experience: Sequence[Experience]) -> CostModel:
     return Boosted(candidates, threads, seed=seed, warm=experience)
 
 
-def _analytical(
-    candidates: Candidates, threads: int, seed: int, experience: Sequence[Experience]
-) -> CostModel:
+def _analytical(candidates: Configs, threads: int, seed: int, experience: Sequence[Experience]) -> CostModel:
     return Analytical(candidates, threads)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from tilewright.cost import cpu, gpu
 from tilewright.cost.program import terms_of
+from tilewright.cost.tiles import count_tiles, tile_terms
 from tilewright.errors import InternalError, SpaceError
 from tilewright.hw import CpuMachine, Machine
 from tilewright.hw.gpu import GpuMachine
@@ -17,8 +18,9 @@ from tilewright.loops.ir import Program
 from tilewright.measure.gpu_calibration import rated
 from tilewright.space.implementation import Implementation
 from tilewright.space.space import Config
-from tilewright.space.template import Applied, Work
+from tilewright.space.template import Applied
 from tilewright.space.terms import Counted, Terms
+from tilewright.space.tile_operator import TileCall
 
 CALL_SECONDS = 1.5e-6  # overhead of a timed kernel call on a CPU
 
@@ -60,18 +62,22 @@ _NOMINAL: dict[str, Callable[[Any], Predictor]] = {"cpu": _cpu_nominal, "cuda": 
 _CALIBRATED: dict[str, Callable[[Any, int], Predictor]] = {"cpu": _cpu_calibrated, "cuda": _gpu}
 
 
-def counted(applied: Applied, config: Config, work: Work, constants: bool = True) -> tuple[Counted, bool]:
+def counted(
+    applied: Applied, config: Config, machine: Machine, constants: frozenset[int] = frozenset()
+) -> tuple[Counted, bool]:
     """The terms of a config, and whether they were counted in its program because the template has no closed form.
-    `constants`: whether constant inputs matter."""
+    `constants`: numbers of inputs that are the same in every call, where that matters."""
     terms = applied.terms(config)
     if terms is not None:
         return terms, False
     program = applied.program(config)
+    if isinstance(program, TileCall):
+        counts = count_tiles(program.program, program.scalars, program.grid, program.tensor_bytes)
+        return tile_terms(counts, machine, {}), False
     if isinstance(program, Implementation):
         program = program.program
-    if not isinstance(program, Program) or not isinstance(work.machine, CpuMachine):
+    if not isinstance(program, Program) or not isinstance(machine, CpuMachine):
         raise SpaceError(
             f"{applied.space.template!r} counts no terms, and only programs for processors are counted"
         )
-    fixed = work.task.constants if constants else frozenset()
-    return terms_of(program, work.machine, fixed), True
+    return terms_of(program, machine, constants), True

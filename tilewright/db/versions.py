@@ -40,6 +40,7 @@ _ROOMS = (
     "loops",
     "space",
     "te",
+    "tile",
 )  # from a task and a config to the compiled text
 
 

@@ -11,10 +11,17 @@ from tilewright.graph.op import application, op_of
 def lower_graph(graph: Graph) -> tuple[te.Tensor, list[te.Tensor]]:
     """(the output's expression, the input tensors in order) for a graph with one output."""
     tensors: dict[Node, te.Tensor] = {}
+    output = lower_nodes(graph, tensors)
+    return output, [tensors[node] for node in graph.inputs]
+
+
+def lower_nodes(graph: Graph, tensors: dict[Node, te.Tensor]) -> te.Tensor:
+    """The output's expression of a graph with one output. `tensors`: what some nodes are already; gets the others."""
     for node in graph.nodes():
-        tensors[node] = _lower_node(node, [tensors[operand] for operand in node.inputs])
+        if node not in tensors:
+            tensors[node] = _lower_node(node, [tensors[operand] for operand in node.inputs])
     (output,) = graph.outputs
-    return tensors[output], [tensors[node] for node in graph.inputs]
+    return tensors[output]
 
 
 def _lower_node(node: Node, operands: list[te.Tensor]) -> te.Tensor:

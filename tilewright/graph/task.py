@@ -54,7 +54,8 @@ class Task:
     @cached_property
     def label(self) -> str:
         """The operators in order: `conv+add+relu`."""
-        ops = [node.op for node in self.graph.nodes() if not node.is_input and not node.is_constant]
+        nodes = [node for node in self.graph.nodes() if not node.is_input and not node.is_constant]
+        ops = [node.attrs["operator"] if node.op == "tile_kernel" else node.op for node in nodes]
         if "attention" in ops:  # the movement around it is free
             ops = [op for op in ops if op not in ABSORBED]
         more = [f"{len(ops) - _LABEL_OPS} more"] if len(ops) > _LABEL_OPS else []

@@ -1,4 +1,4 @@
-"""The build process: turns configs into object code, and tasks into validation inputs.
+"""The build process: turns configs of tasks and of kernels into object code, and tasks into validation inputs.
 
 If a template or LLVM crashes it, one candidate is lost: it may be killed at any time, and there are several.
 """
@@ -16,7 +16,16 @@ import msgspec
 
 from tilewright.codegen.cache import ObjectCache
 from tilewright.codegen.generator import generator
-from tilewright.errors import ScheduleError, SpaceError, VerificationError
+from tilewright.errors import KernelError, ScheduleError, SpaceError, VerificationError
+from tilewright.measure.kernel_build import (
+    BuildKernel,
+    Launch,
+    MakeExpected,
+    built_kernel,
+    launch_of,
+    make_expected,
+)
+from tilewright.measure.kernel_job import BuiltKernel, Expected, KernelSpec
 from tilewright.measure.process import Channel, Failed
 from tilewright.measure.shared_checks import SharedValidation, share_validation
 from tilewright.measure.single import Built
@@ -28,7 +37,7 @@ from tilewright.space.space import Config
 _KEPT_JOBS = 16
 _COLLECTED = 8  # builds between garbage collections: collecting continuously would take a tenth of the time
 # Raised before any code is generated: the config is at fault, not the generated code.
-_ILLEGAL = (SpaceError, ScheduleError, VerificationError)
+_ILLEGAL = (SpaceError, ScheduleError, VerificationError, KernelError)
 
 
 class Build(msgspec.Struct, frozen=True, tag=True):
@@ -49,20 +58,21 @@ class MakeValidation(msgspec.Struct, frozen=True, tag=True):
 class Made(msgspec.Struct, frozen=True, tag=True):
     """Object code, and the seconds that the build took."""
 
-    built: Built
+    built: Built | BuiltKernel
     seconds: float
 
 
 class ValidationMade(msgspec.Struct, frozen=True, tag=True):
-    validation: SharedValidation
+    validation: SharedValidation | Expected
 
 
+BuildRequest = Build | MakeValidation | BuildKernel | MakeExpected
 BuildReply = Made | ValidationMade | Failed
 
 
 def serve(channel: Channel) -> None:
     builder = BuildServer()
-    decoder = msgspec.msgpack.Decoder(Build | MakeValidation)
+    decoder = msgspec.msgpack.Decoder(BuildRequest)
     gc.disable()
     gc.freeze()
     for number in itertools.count(1):
@@ -80,16 +90,20 @@ class BuildServer:
 
     def __init__(self) -> None:
         self._candidates: OrderedDict[TaskJob, Candidates] = OrderedDict()
+        self._launch: tuple[KernelSpec, Launch] | None = None
 
-    def answer(self, request: Build | MakeValidation, descriptors: list[int]) -> BuildReply:
+    def answer(self, request: BuildRequest, descriptors: list[int]) -> BuildReply:
         try:
             if isinstance(request, MakeValidation):
                 return _validation_made(request, descriptors[0])
-            return self._made(request)
+            if isinstance(request, MakeExpected):
+                launch = self._launch_of(request.spec)
+                return ValidationMade(make_expected(request.spec, launch, descriptors[0]))
+            return self._made(request) if isinstance(request, Build) else self._made_kernel(request)
         except MemoryError:
             return Failed("memory", "it ran out of memory")
         except OSError as error:
-            return Failed("disk" if isinstance(request, MakeValidation) else "build", str(error))
+            return Failed("build" if isinstance(request, Build | BuildKernel) else "disk", str(error))
         except Exception as error:  # from a template or the code generator: the candidate's result
             kind = "illegal" if isinstance(error, _ILLEGAL) else "build"
             return Failed(kind, f"{type(error).__name__}: {error}")
@@ -106,6 +120,16 @@ class BuildServer:
         cache = ObjectCache.default() if generator(machine.kind).KEEPS_TRIALS else None
         built = Built.of(implementation, machine, request.job.numerics, cache)
         return Made(built, time.perf_counter() - begin)
+
+    def _made_kernel(self, request: BuildKernel) -> Made:
+        begin = time.perf_counter()
+        built = built_kernel(request, self._launch_of(request.spec))
+        return Made(built, time.perf_counter() - begin)
+
+    def _launch_of(self, spec: KernelSpec) -> Launch:
+        if self._launch is None or self._launch[0] != spec:
+            self._launch = spec, launch_of(spec)
+        return self._launch[1]
 
     def _of(self, job: TaskJob) -> Candidates:
         if job not in self._candidates:

@@ -31,7 +31,10 @@ import psutil
 
 from tilewright import knobs
 from tilewright.errors import MeasurementError
-from tilewright.measure.building import Build, BuildReply, Made, MakeValidation, ValidationMade
+from tilewright.measure.building import BuildReply, BuildRequest, Made, ValidationMade
+from tilewright.measure.jobs import Job, build_request, described_failure, load_request, validation_request
+from tilewright.measure.kernel_job import BuiltKernel, Expected
+from tilewright.measure.kernel_timer import LoadKernel
 from tilewright.measure.process import TICK, Child, Dead, Failed, wait
 from tilewright.measure.shared_checks import SharedValidation
 from tilewright.measure.single import Built
@@ -50,7 +53,6 @@ from tilewright.measure.timing import (
     Timed,
     TimingReply,
 )
-from tilewright.measure.trial import TaskJob
 from tilewright.space.outcome import Outcome
 from tilewright.space.registration import registering_modules
 from tilewright.space.space import Config
@@ -59,7 +61,6 @@ _BUILDING, _TIMING = "tilewright.measure.building:serve", "tilewright.measure.ti
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 _BUILD_SECONDS = 30.0
-_VALIDATION_SECONDS = 300.0  # for the oracle
 _PREPARE_SECONDS = 60.0  # to start, load a kernel, and pack its inputs
 _MIN_CALL_SECONDS, _TIMES_BEST = 1.0, 10.0  # limits for a call
 _CALL_SECONDS = 10.0  # without a best time to compare with
@@ -102,20 +103,20 @@ class _ValidationFile:
     """A task's validation in a memory file."""
 
     descriptor: int
-    stored: SharedValidation
+    stored: SharedValidation | Expected
 
 
 @dataclass
 class _Order:
     """A build order. `seconds`: the time left for it."""
 
-    request: Build | MakeValidation
+    request: BuildRequest
     done: Callable[[BuildReply], None]
     seconds: float
     descriptors: tuple[int, ...] = ()
 
 
-WhenBuilt = Callable[[TaskJob, Config, Made | Failed], None]
+WhenBuilt = Callable[[Job, Config, Made | Failed], None]
 
 
 class OutOfTime(Exception):
@@ -157,15 +158,15 @@ class Runner:
         own = max(_MIN_MEMORY, total * 3 // 4) if device is None else _DEVICE_MEMORY
         self._timer = Child(timing, own, _ONE_THREAD)
         self._spare = None if device is None else Child(timing, own, _ONE_THREAD)
-        self._loaded_job: TaskJob | None = None
+        self._loaded_job: Job | None = None
         self._numbers = 0
-        self._validations: OrderedDict[TaskJob, _ValidationFile | Failed] = OrderedDict()
-        self._drawing: set[TaskJob] = set()  # tasks whose validations are ordered
+        self._validations: OrderedDict[Job, _ValidationFile | Failed] = OrderedDict()
+        self._drawing: set[Job] = set()  # tasks whose validations are ordered
         self._queue: deque[_Order] = deque()
         self._busy: dict[Child, _Order] = {}
-        self._building: set[tuple[TaskJob, Config]] = set()  # configs whose builds are ordered
-        self._replies: dict[tuple[TaskJob, Config], Made | Failed] = {}  # for those who ordered them
-        self._kept: OrderedDict[tuple[TaskJob, Config], Made] = OrderedDict()
+        self._building: set[tuple[Job, Config]] = set()  # configs whose builds are ordered
+        self._replies: dict[tuple[Job, Config], Made | Failed] = {}  # for those who ordered them
+        self._kept: OrderedDict[tuple[Job, Config], Made] = OrderedDict()
         self._first_reference: float | None = None
         self._reference = 0.0
 
@@ -197,14 +198,14 @@ class Runner:
 
     # -- the interface --------------------------------------------------------------------------------------------
 
-    def expect(self, job: TaskJob) -> None:
+    def expect(self, job: Job) -> None:
         """Announce that this task is measured next, so that its validation is made while the caller chooses
         configs."""
         if not self._has_validation(job):
             self._queue.appendleft(self._validation_order(job))
             self._dispatch()
 
-    def prepare(self, job: TaskJob, configs: Sequence[Config]) -> None:
+    def prepare(self, job: Job, configs: Sequence[Config]) -> None:
         """Announce that these configs are measured soon, so that they are built meanwhile."""
         self._start_timer()
         if not self._has_validation(job):
@@ -214,7 +215,7 @@ class Runner:
 
     def measure(
         self,
-        job: TaskJob,
+        job: Job,
         configs: Sequence[Config],
         *,
         best: float | None = None,
@@ -237,7 +238,7 @@ class Runner:
                         best = min(best or measured.seconds, measured.seconds)
         return results
 
-    def race(self, job: TaskJob, configs: Sequence[Config], seconds: float) -> list[list[float]]:
+    def race(self, job: Job, configs: Sequence[Config], seconds: float) -> list[list[float]]:
         """Time configs interleaved, for about this long in total. A config that fails has no times."""
         made = dict(zip(configs, self.build(job, configs), strict=True))
         running = {config: each for config, each in made.items() if isinstance(each, Made)}
@@ -245,16 +246,14 @@ class Runner:
         return [times.get(config, []) for config in configs]
 
     def successive_halving(
-        self, job: TaskJob, made: Mapping[Config, Made], seconds: float
+        self, job: Job, made: Mapping[Config, Made], seconds: float
     ) -> dict[Config, list[float]]:
         """Time many configs, whoever built them, by successive halving for about this long: all at first, then those
         near the best. A config that fails has no times."""
         self.build(job, [])  # its validation
         return self._interleaved(job, made, lambda numbers: SuccessiveHalving(numbers, seconds))
 
-    def screen(
-        self, job: TaskJob, start: Config, made: Mapping[Config, Made]
-    ) -> dict[Config, float | Failed]:
+    def screen(self, job: Job, start: Config, made: Mapping[Config, Made]) -> dict[Config, float | Failed]:
         """The time of each config by a few calls, relative to `start`, which is validated. The others are not, so a
         fast one may be wrong. The process that ran them is not reused."""
         self.build(job, [])  # its validation
@@ -267,6 +266,7 @@ class Runner:
                     if isinstance(checked, Failed):
                         return {start: checked}
                     compared_to = self._numbers
+                assert isinstance(each.built, Built)
                 reply = self._ask(QuickTiming(each.built, compared_to), None, None)
                 assert isinstance(reply, QuickTimed | Failed)
                 found[config] = reply.ratio if isinstance(reply, QuickTimed) else reply
@@ -277,7 +277,7 @@ class Runner:
 
     def _interleaved(
         self,
-        job: TaskJob,
+        job: Job,
         made: Mapping[Config, Made],
         request: Callable[[tuple[int, ...]], Race | SuccessiveHalving],
     ) -> dict[Config, list[float]]:
@@ -305,7 +305,7 @@ class Runner:
     # -- the two halves of a trial --------------------------------------------------------------------------------
 
     def build(
-        self, job: TaskJob, configs: Sequence[Config], deadline: float | None = None
+        self, job: Job, configs: Sequence[Config], deadline: float | None = None
     ) -> list[Made | Failed]:
         """The object code of every config. Raises OutOfTime if the deadline passes before all are built."""
         self._start_timer()  # it takes a moment, and nobody waits for it yet
@@ -325,10 +325,10 @@ class Runner:
                 _keep(self._kept, (job, config), reply, _KEPT_BUILDS)
         return [found[config] for config in configs]
 
-    def _order_builds(self, job: TaskJob, configs: Sequence[Config]) -> None:
+    def _order_builds(self, job: Job, configs: Sequence[Config]) -> None:
         known = {*self._building, *self._replies, *self._kept}
 
-        def done(job: TaskJob, config: Config, reply: Made | Failed) -> None:
+        def done(job: Job, config: Config, reply: Made | Failed) -> None:
             self._building.discard((job, config))
             self._replies[job, config] = reply
 
@@ -338,7 +338,7 @@ class Runner:
 
     def trial(
         self,
-        job: TaskJob,
+        job: Job,
         config: Config,
         made: Made,
         *,
@@ -348,9 +348,7 @@ class Runner:
         """Check and time object code, whoever built it. Raises OutOfTime."""
 
         def failed(reason: Failed) -> Measurement:
-            message = reason.message
-            if reason.kind == "wrong":
-                message += f" (inputs of seed {self.seed})"
+            message = described_failure(job, reason, self.seed)
             return Measurement(config, failure=reason.kind, message=message, build_seconds=made.seconds)
 
         try:
@@ -368,27 +366,31 @@ class Runner:
 
     # -- building -------------------------------------------------------------------------------------------------
 
-    def build_all(self, wanted: Iterable[tuple[TaskJob, Config]], done: WhenBuilt) -> None:
+    def build_all(self, wanted: Iterable[tuple[Job, Config]], done: WhenBuilt) -> None:
         """Build configs of any tasks, in about this order, and pass each to `done` when it is ready."""
         orders = list(self._build_orders(wanted, done))
         self._queue.extend(orders)
         self._work_off(lambda: not self._queue and not self._busy, None)
 
-    def _build_orders(self, wanted: Iterable[tuple[TaskJob, Config]], done: WhenBuilt) -> Iterator[_Order]:
+    def _build_orders(self, wanted: Iterable[tuple[Job, Config]], done: WhenBuilt) -> Iterator[_Order]:
         modules = (*self._modules, *registering_modules())
         for job, config in dict.fromkeys(wanted):
 
-            def built(reply: BuildReply, job: TaskJob = job, config: Config = config) -> None:
+            def built(reply: BuildReply, job: Job = job, config: Config = config) -> None:
                 assert isinstance(reply, Made | Failed)
                 done(job, config, reply)
 
-            yield _Order(Build(job, config, modules), built, self._build_seconds)
+            request = build_request(job, config, modules)
+            if isinstance(request, Failed):
+                built(request)
+            else:
+                yield _Order(request, built, self._build_seconds)
 
-    def _has_validation(self, job: TaskJob) -> bool:
+    def _has_validation(self, job: Job) -> bool:
         """Whether the validation exists, or will once the orders are done."""
         return job in self._validations or job in self._drawing
 
-    def _validation_order(self, job: TaskJob) -> _Order:
+    def _validation_order(self, job: Job) -> _Order:
         descriptor = _memory_file()
         self._drawing.add(job)
 
@@ -406,7 +408,8 @@ class Runner:
             while len(self._validations) > _KEPT_VALIDATIONS:
                 self._drop_validation()
 
-        return _Order(MakeValidation(job, self.seed), done, _VALIDATION_SECONDS, (descriptor,))
+        request, seconds = validation_request(job, self.seed)
+        return _Order(request, done, seconds, (descriptor,))
 
     def _drop_validation(self) -> None:
         _, oldest = self._validations.popitem(last=False)
@@ -461,8 +464,8 @@ class Runner:
 
     def _check(
         self,
-        job: TaskJob,
-        built: Built,
+        job: Job,
+        built: Built | BuiltKernel,
         keep: tuple[int, ...],
         best: float | None,
         deadline: float | None,
@@ -482,16 +485,8 @@ class Runner:
             self._end_timer()
         return reply
 
-    def _load_task(self, job: TaskJob, validation: _ValidationFile) -> None:
-        request = LoadTask(
-            validation.stored,
-            job.described,
-            job.numerics,
-            job.threads,
-            job.constants,
-            self.cold,
-            self.device or 0,
-        )
+    def _load_task(self, job: Job, validation: _ValidationFile) -> None:
+        request = load_request(job, validation.stored, self.cold, self.device or 0)
         for _ in range(2):  # a process that an earlier candidate has damaged may die only now
             try:
                 reply = self._ask(request, None, None, (validation.descriptor,))
@@ -520,7 +515,7 @@ class Runner:
 
     def _ask(
         self,
-        request: LoadTask | Check | Time | Race | SuccessiveHalving | QuickTiming,
+        request: LoadTask | LoadKernel | Check | Time | Race | SuccessiveHalving | QuickTiming,
         best: float | None,
         deadline: float | None,
         descriptors: tuple[int, ...] = (),

@@ -34,7 +34,7 @@ class SharedCase(msgspec.Struct, frozen=True):
     shapes: tuple[tuple[int, ...] | None, ...] = ()
 
 
-class SharedValidation(msgspec.Struct, frozen=True):
+class SharedValidation(msgspec.Struct, frozen=True, tag=True):
     """The layout of the shared memory."""
 
     cases: tuple[SharedCase, ...]

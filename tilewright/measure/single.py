@@ -47,7 +47,7 @@ class BuiltPart(msgspec.Struct, frozen=True):
         )
 
 
-class Built(msgspec.Struct, frozen=True):
+class Built(msgspec.Struct, frozen=True, tag=True):
     """A built implementation of a task, as plain data: one process makes it and another runs it.
 
     `parameters`: flat; the inputs in the kernels' layouts, then the output. `sources`: for each of these inputs, the

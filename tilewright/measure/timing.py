@@ -18,10 +18,12 @@ import msgspec
 
 from tilewright.errors import ModelSizeError, TilewrightError
 from tilewright.hw.machine import from_text
+from tilewright.measure.kernel_job import BuiltKernel
+from tilewright.measure.kernel_timer import KernelTimer, LoadKernel
 from tilewright.measure.process import Channel, Failed
 from tilewright.measure.shared_checks import SharedValidation, load_validation
 from tilewright.measure.single import Built
-from tilewright.measure.validation import OutOfBoundsWrite, Validation, WrongResult
+from tilewright.measure.validation import OutOfBoundsWrite, WrongResult
 
 SendHeartbeat = Callable[[bool], None]  # called before a kernel call (True) or other work
 
@@ -58,7 +60,7 @@ class Check(msgspec.Struct, frozen=True, tag=True):
     """Load a kernel under a number and validate it. Others are dropped, except those in `keep`."""
 
     number: int
-    built: Built
+    built: Built | BuiltKernel
     keep: tuple[int, ...] = ()
 
 
@@ -123,15 +125,14 @@ class QuickTimed(msgspec.Struct, frozen=True, tag=True):
     ratio: float
 
 
+TimingRequest = LoadTask | LoadKernel | Check | Time | Race | SuccessiveHalving | QuickTiming
 TimingReply = Ready | Heartbeat | CheckDone | Timed | Raced | QuickTimed | Failed
 
 
 class Timer(Protocol):
     """A task and its validated candidates, on one kind of machine."""
 
-    def __init__(self, task: LoadTask, validation: Validation, heartbeat: SendHeartbeat) -> None: ...
-
-    def check(self, number: int, built: Built, keep: Sequence[int]) -> float:
+    def check(self, number: int, built: Any, keep: Sequence[int]) -> float:
         """Run a candidate on every case of the validation, and return its error on the first. Raises WrongResult."""
 
     def time(self, number: int, best: float | None) -> Timed: ...
@@ -142,15 +143,18 @@ class Timer(Protocol):
 _TIMERS = {"cpu": "tilewright.measure.cpu_timer:CpuTimer", "cuda": "tilewright.measure.gpu_timer:GpuTimer"}
 
 
-def _timer_of(kind: str) -> type[Timer]:
-    module, _, name = _TIMERS[kind].partition(":")
-    found: type[Timer] = getattr(importlib.import_module(module), name)
+def _timer_of(request: LoadTask | LoadKernel, descriptor: int, heartbeat: SendHeartbeat) -> Timer:
+    if isinstance(request, LoadKernel):
+        return KernelTimer(request, descriptor, heartbeat)
+    module, _, name = _TIMERS[request.machine.kind].partition(":")
+    validation = load_validation(request.validation, descriptor)
+    found: Timer = getattr(importlib.import_module(module), name)(request, validation, heartbeat)
     return found
 
 
 def serve(channel: Channel) -> None:
     timer: Timer | None = None
-    decoder = msgspec.msgpack.Decoder(LoadTask | Check | Time | Race | SuccessiveHalving | QuickTiming)
+    decoder = msgspec.msgpack.Decoder(TimingRequest)
 
     def heartbeat(native: bool) -> None:
         channel.send(msgspec.msgpack.encode(Heartbeat(native)))
@@ -159,9 +163,8 @@ def serve(channel: Channel) -> None:
         message, descriptors = channel.receive()
         request = decoder.decode(message)
         reply: TimingReply
-        if isinstance(request, LoadTask):
-            validation = load_validation(request.validation, descriptors[0])
-            timer = _timer_of(request.machine.kind)(request, validation, heartbeat)
+        if isinstance(request, LoadTask | LoadKernel):
+            timer = _timer_of(request, descriptors[0], heartbeat)
             os.close(descriptors[0])
             reply = Ready()
         else:

@@ -25,6 +25,7 @@ from tilewright.dtypes import DType
 from tilewright.graph.attention import fits_one_kernel
 from tilewright.graph.ir import Graph, Node, constant, rebuild, toposort
 from tilewright.graph.op import apply
+from tilewright.graph.tile_operator import inlined
 from tilewright.graph.verify import MAX_CONCATENATED
 from tilewright.rewrites.base import Pass
 from tilewright.rewrites.fold_batch_norm import batch_norm_affine
@@ -41,12 +42,15 @@ class Decompose(Pass):
     # With 16-bit types, attention with at most this many queries is decomposed all the same: the single kernel first
     # converts all keys and values in scratch memory, which takes longer than the few queries do.
     few_queries: int = 0
+    keeps_tile_kernels: bool = True  # otherwise their references are inlined
 
     def run(self, graph: Graph) -> Graph:
         with Trace.off().span(self.name) as span:
             return self.traced(graph, span)
 
     def traced(self, graph: Graph, span: Event) -> Graph:
+        if not self.keeps_tile_kernels:
+            graph = inlined(graph)
         expanded: Counter[str] = Counter()
         span.note(rules=expanded)
 

@@ -34,6 +34,7 @@ class Abilities:
     libraries: bool = False  # matmuls and convolutions use libraries, which support few epilogues
     half: bool = False  # 16-bit float arithmetic; otherwise 16-bit floats are computed in f32
     prologues: bool = False  # a matmul or convolution with the producer of its first operand
+    tile_kernels: bool = True  # run them; otherwise compute their references
     splits_reductions: bool = True  # long sums are split here; otherwise candidates may split them
 
     @property
@@ -65,7 +66,11 @@ def passes(
         # simplify, which has turned transposed keys into a plain permute and division by a number into a product.
         *((RecogniseAttention(),) if attention else ()),
         # From here on, only operators that have a lowering.
-        Decompose(keeps_attention=attention, few_queries=0 if abilities.half else FEW_ROWS),
+        Decompose(
+            keeps_attention=attention,
+            few_queries=0 if abilities.half else FEW_ROWS,
+            keeps_tile_kernels=abilities.tile_kernels,
+        ),
         # Reshapes and attention's scaling move next to the matmuls before permutes are placed, so that no permute
         # comes between a matmul and its epilogue.
         simplify,

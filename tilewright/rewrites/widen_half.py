@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from tilewright.dtypes import DType
 from tilewright.graph.ir import Graph, Node
 from tilewright.graph.op import Fusion, apply, op_of
+from tilewright.graph.tile_operator import NAME as TILE_KERNEL
 from tilewright.rewrites.base import Pass
 
 FEW_ROWS = 4  # rows of a matmul up to which it takes as long as reading its weight
@@ -122,7 +123,7 @@ class _Values:
     # -- what stays in 16 bits
 
     def stays(self, node: Node) -> bool:
-        if not any(value.dtype.is_half for value in (node, *node.inputs)):
+        if node.op == TILE_KERNEL or not any(value.dtype.is_half for value in (node, *node.inputs)):
             return True
         operands = [operand for operand in node.inputs if operand.dtype.is_half]
         if _moves(node):

@@ -113,6 +113,7 @@ class Origin(msgspec.Struct, frozen=True):
     - "tuned": it won a measurement; `when` says on which day
     - "lock": a lock file names it
     - "only": there is no other candidate
+    - "neighbour": of a tile kernel, predicted from measurements at other values of its key
     """
 
     kind: str = "predicted"

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from tilewright.cost.model import CostModel
 from tilewright.search.searcher import Search, diverse, scores
-from tilewright.space.candidates import Candidates
+from tilewright.space.candidates import Configs
 from tilewright.space.space import Config
 
 CHAINS = 64
@@ -26,7 +26,7 @@ _VISITED = 4  # candidates per wanted config, from which a diverse selection is 
 class Annealing(Search):
     """Annealing whose chains continue from their last positions."""
 
-    def __init__(self, candidates: Candidates, model: CostModel, seed: int = 0) -> None:
+    def __init__(self, candidates: Configs, model: CostModel, seed: int = 0) -> None:
         super().__init__(candidates, model, seed)
         self._chains: list[Config] = []
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.cost.model import CostModel
-from tilewright.space.candidates import Candidates
+from tilewright.space.candidates import Configs
 from tilewright.space.space import Config
 
 # Shares of an error's variance: common to all configs of a template, from single knobs, and from all knobs at once.
@@ -36,7 +36,7 @@ class Belief:
     @classmethod
     def of(
         cls,
-        candidates: Candidates,
+        candidates: Configs,
         model: CostModel,
         configs: Sequence[Config],
         measured: Mapping[Config, float],
@@ -105,7 +105,7 @@ class _Points:
     positions: np.ndarray
 
     @classmethod
-    def of(cls, candidates: Candidates, configs: Sequence[Config]) -> _Points:
+    def of(cls, candidates: Configs, configs: Sequence[Config]) -> _Points:
         names = {config.template: None for config in configs}
         numbers = {name: number for number, name in enumerate(names)}
         template = np.array([numbers[config.template] for config in configs])

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 from tilewright.cost.model import CostModel
 from tilewright.search.searcher import Search
-from tilewright.space.candidates import Candidates
+from tilewright.space.candidates import Configs
 from tilewright.space.space import Config
 
 
 class Exhaustive(Search):
-    def __init__(self, candidates: Candidates, model: CostModel, seed: int = 0) -> None:
+    def __init__(self, candidates: Configs, model: CostModel, seed: int = 0) -> None:
         super().__init__(candidates, model, seed)
         self._listed = candidates.configs()
 

@@ -16,9 +16,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from tilewright.cost.model import CostModel
+from tilewright.errors import TilewrightError
 from tilewright.search.belief import Belief
 from tilewright.search.searcher import Search, scores
-from tilewright.space.candidates import Candidates
+from tilewright.space.candidates import Configs
 from tilewright.space.outcome import Outcome
 from tilewright.space.space import Config
 from tilewright.space.template import Applied
@@ -37,7 +38,7 @@ _EXPLORED = 3  # fastest measured configs whose neighbours are drafted too
 
 
 class Guided(Search):
-    def __init__(self, candidates: Candidates, model: CostModel, seed: int = 0) -> None:
+    def __init__(self, candidates: Configs, model: CostModel, seed: int = 0) -> None:
         super().__init__(candidates, model, seed)
         self._numpy = np.random.default_rng(seed)
         self._drafted: dict[Config, None] = {}
@@ -122,7 +123,10 @@ class Guided(Search):
 
 def _is_slow(applied: Applied) -> bool:
     """Whether predicting a config's time requires building its program."""
-    return applied.terms(applied.space.default()) is None
+    try:
+        return applied.terms(applied.space.default()) is None
+    except TilewrightError:  # the default builds nothing: the others may
+        return False
 
 
 def _best_predicted(found: dict[Config, float]) -> list[Config]:

@@ -1,6 +1,6 @@
 """The search protocol: ask for configs to try, tell their outcomes, and report when no more gain is expected.
 
-A search runs nothing and knows no knobs: configs come from a Candidates, predictions from a CostModel. It is
+A search runs nothing and knows no knobs: configs come from a `Configs`, predictions from a CostModel. It is
 deterministic for a given seed and given outcomes.
 """
 
@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from tilewright.cost.model import CostModel
-from tilewright.space.candidates import Candidates
+from tilewright.space.candidates import Configs
 from tilewright.space.outcome import Outcome
 from tilewright.space.space import Config
 
@@ -66,7 +66,7 @@ class History:
 class Unseen:
     """A source of random configs that were not returned before, until the space is exhausted."""
 
-    def __init__(self, candidates: Candidates, history: History, rng: Random) -> None:
+    def __init__(self, candidates: Configs, history: History, rng: Random) -> None:
         self._candidates, self._history, self._rng = candidates, history, rng
         self._rest: Iterator[Config] | None = None
         self.exhausted = False
@@ -117,7 +117,7 @@ def _chained(first: Sequence[Config], rest: Iterator[Config]) -> Iterator[Config
 class Search:
     """Base class of searches. A subclass implements `propose`."""
 
-    def __init__(self, candidates: Candidates, model: CostModel, seed: int = 0) -> None:
+    def __init__(self, candidates: Configs, model: CostModel, seed: int = 0) -> None:
         self.candidates, self.model = candidates, model
         self.rng = Random(seed)
         self.history = History()

@@ -16,12 +16,12 @@ from tilewright.search.exhaustive import Exhaustive
 from tilewright.search.guided import Guided
 from tilewright.search.random import RandomSearch
 from tilewright.search.searcher import Searcher
-from tilewright.space.candidates import Candidates
+from tilewright.space.candidates import Configs
 from tilewright.support.plugins import named
 
 ENTRY_POINTS = "tilewright.searches"
 
-Factory = Callable[[Candidates, CostModel, int], Searcher]
+Factory = Callable[[Configs, CostModel, int], Searcher]
 
 SEARCHES: dict[str, Factory] = {
     "guided": Guided,

@@ -12,51 +12,50 @@ from functools import cached_property
 from random import Random
 
 from tilewright.errors import InternalError, SpaceError
+from tilewright.hw import Machine
 from tilewright.loops.ir import Program
 from tilewright.space.catalog import SKETCHED, Catalog, catalog
 from tilewright.space.implementation import Implementation
 from tilewright.space.space import Config, Space
 from tilewright.space.template import Applied, Work
+from tilewright.space.tile_operator import tile_operator_of
 
 _ENUMERATED = 4096  # number of combinations up to which all configs of a space are listed before sampling
 _PATIENCE = 8  # draws per wanted config before a sample is left short
 
 
-@dataclass(frozen=True)
-class Candidates:
-    """The configs of one piece of work. The default program is among them if there is one, unless another candidate
-    is sure to be faster.
+class Configs:
+    """The configs of several spaces as one, for searches and cost models: of a task (`Candidates`), or of a kernel.
 
-    `only`: use these instead of what templates and rules offer.
-    """
+    `machine`: what they run on. `label`: what they compute, for people. `applied`: the spaces, with what each config
+    costs."""
 
-    work: Work
-    templates: bool = True
-    sketches: bool = True
-    only: tuple[Applied, ...] = ()
+    @property
+    def machine(self) -> Machine:
+        raise NotImplementedError
 
-    @classmethod
-    def of(cls, work: Work, templates: bool = True, sketches: bool = True) -> Candidates:
-        return cls(work, templates, sketches)
+    @property
+    def label(self) -> str:
+        raise NotImplementedError
 
     @cached_property
     def applied(self) -> tuple[Applied, ...]:
-        """The templates with at least one legal config. Raises SpaceError if nothing computes this work."""
-        found: Sequence[Applied] = self.only or (*self._from_templates(), *self._from_sketches())
-        usable = tuple(applied for applied in found if applied.space.sample(Random(0)) is not None)
-        if not self.only and not (usable and self._catalog.is_hopeless(self.work.task)):
-            usable = (*usable, *self._from_default())
-        if not usable:
-            raise SpaceError(
-                f"no template and no sketch computes {self.work.task.label}, and it has no default program"
-            )
-        return usable
+        raise NotImplementedError
+
+    @property
+    def constants(self) -> frozenset[int]:
+        """Numbers of inputs that are the same in every call."""
+        return frozenset()
+
+    def program(self, config: Config) -> Program:
+        """The loop program of a config whose terms are counted there."""
+        raise InternalError(f"{config} is no loop program")
 
     def of_config(self, config: Config) -> Applied:
         """The template or derived structure that a config belongs to; InternalError if there is none."""
         found = self._named(config.template)
         if found is None:
-            raise InternalError(f"no template called {config.template!r} computes {self.work.task.label}")
+            raise InternalError(f"no template called {config.template!r} is of {self.label}")
         return found
 
     def is_legal(self, config: Config) -> bool:
@@ -69,17 +68,6 @@ class Candidates:
         longer legal."""
         found = self._named(config.template)
         return None if found is None else found.space.recalled(config)
-
-    def implementation(self, config: Config) -> Implementation:
-        """What a config builds, with its loop programs verified."""
-        made = self.of_config(config).program(config)
-        found = made if isinstance(made, Implementation) else Implementation.single(self.work.task, made)
-        found.verify()
-        return found
-
-    def program(self, config: Config) -> Program:
-        """The verified program of a config that is one loop program."""
-        return self.implementation(config).program
 
     # -- the interface for searches -------------------------------------------------------------------------------
 
@@ -131,10 +119,68 @@ class Candidates:
         """The knobs as features for a learned model; the same length for all configs of a template."""
         return self._space(config).encode(config)
 
-    # -- construction ---------------------------------------------------------------------------------------------
-
     def _space(self, config: Config) -> Space:
         return self.of_config(config).space
+
+    def _named(self, name: str) -> Applied | None:
+        return next((applied for applied in self.applied if applied.space.template == name), None)
+
+
+@dataclass(frozen=True)
+class Candidates(Configs):
+    """The configs of one piece of work. The default program is among them if there is one, unless another candidate
+    is sure to be faster.
+
+    `only`: use these instead of what templates and rules offer.
+    """
+
+    work: Work
+    templates: bool = True
+    sketches: bool = True
+    only: tuple[Applied, ...] = ()
+
+    @classmethod
+    def of(cls, work: Work, templates: bool = True, sketches: bool = True) -> Candidates:
+        written = tile_operator_of(work.task)
+        return cls(work, templates, sketches, () if written is None else (written,))
+
+    @property
+    def machine(self) -> Machine:
+        return self.work.machine
+
+    @property
+    def label(self) -> str:
+        return self.work.task.label
+
+    @property
+    def constants(self) -> frozenset[int]:
+        return self.work.task.constants
+
+    @cached_property
+    def applied(self) -> tuple[Applied, ...]:
+        """The templates with at least one legal config. Raises SpaceError if nothing computes this work."""
+        found: Sequence[Applied] = self.only or (*self._from_templates(), *self._from_sketches())
+        usable = tuple(applied for applied in found if applied.space.sample(Random(0)) is not None)
+        if not self.only and not (usable and self._catalog.is_hopeless(self.work.task)):
+            usable = (*usable, *self._from_default())
+        if not usable:
+            raise SpaceError(
+                f"no template and no sketch computes {self.work.task.label}, and it has no default program"
+            )
+        return usable
+
+    def implementation(self, config: Config) -> Implementation:
+        """What a config builds, with its loop programs verified."""
+        made = self.of_config(config).program(config)
+        found = made if isinstance(made, Implementation) else Implementation.single(self.work.task, made)
+        found.verify()
+        return found
+
+    def program(self, config: Config) -> Program:
+        """The verified program of a config that is one loop program."""
+        return self.implementation(config).program
+
+    # -- construction ---------------------------------------------------------------------------------------------
 
     @property
     def _catalog(self) -> Catalog:

@@ -24,6 +24,7 @@ from tilewright.space.implementation import Implementation, Kernel
 from tilewright.space.space import Config, Space
 from tilewright.space.template import Applied, Template, Work
 from tilewright.space.terms import Counted
+from tilewright.space.tile_operator import tile_operator_of
 from tilewright.support.plugins import entry_points
 
 T = TypeVar("T")
@@ -62,6 +63,8 @@ class Catalog:
 
         `sketches`, `templates`: whether these are considered at all.
         """
+        if (written := tile_operator_of(work.task)) is not None:
+            return [written]
         asked = self.all_templates if templates else ()
         found = [applied for t in asked if (applied := t.apply(work)) is not None]
         if not self.predicts_default:

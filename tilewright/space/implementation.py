@@ -1,6 +1,7 @@
 """The implementation of a task: one kernel, or several parts that run in sequence.
 
-A part is one of Tilewright's kernels (a loop Program, or a tensor-core kernel described as data) or a library call.
+A part is one of Tilewright's kernels (a loop Program, or a tensor-core kernel described as data), a tile kernel, or a
+library call.
 On a CPU an implementation has one part. On a GPU a library call may have kernels around it, and a decomposition such
 as split-K has two.
 """
@@ -20,8 +21,9 @@ from tilewright.loops.ir import Program
 from tilewright.loops.verify import verify_program
 from tilewright.runtime.packing import Packing
 from tilewright.runtime.plan import VendorCall
+from tilewright.space.tile_operator import TileCall
 
-Kernel: TypeAlias = Program | TensorGemm | TensorAttention  # the input of code generation
+Kernel: TypeAlias = Program | TensorGemm | TensorAttention | TileCall  # the input of code generation
 
 
 @dataclass(frozen=True, eq=False)

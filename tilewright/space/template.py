@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from tilewright.graph.lower import lower_graph
 from tilewright.graph.task import Task
@@ -22,7 +22,17 @@ from tilewright.space.implementation import Implementation, Kernel
 from tilewright.space.space import Config, Space
 from tilewright.space.terms import Counted, GpuTerms, Terms
 
-__all__ = ["Applied", "CpuWork", "GpuTerms", "GpuWork", "Template", "Terms", "Work", "normal_form"]
+__all__ = [
+    "Applied",
+    "CpuWork",
+    "Featured",
+    "GpuTerms",
+    "GpuWork",
+    "Template",
+    "Terms",
+    "Work",
+    "normal_form",
+]
 
 M_co = TypeVar("M_co", bound=Machine, covariant=True)
 
@@ -66,6 +76,14 @@ class Applied(Protocol):
 
     def program(self, config: Config) -> Kernel | Implementation:
         """The implementation for this config: one kernel, or several parts."""
+
+
+@runtime_checkable
+class Featured(Protocol):
+    """An `Applied` that tells a model that learns more of a config than its terms and its knobs."""
+
+    def features(self, config: Config) -> dict[str, float]:
+        """Numbers by name. What is learned on one task should hold on another: ratios and logarithms."""
 
 
 class Template(Protocol):

@@ -27,7 +27,9 @@ from tilewright.targets.target import Target, computed
 from tilewright.tune.choose import best_of
 from tilewright.tune.oracle import PredictedCosts
 
-_ABILITIES = Abilities(chains=False, half=True, libraries=True, prologues=True, splits_reductions=False)
+_ABILITIES = Abilities(
+    chains=False, half=True, libraries=True, prologues=True, tile_kernels=False, splits_reductions=False
+)
 
 
 @dataclass(frozen=True)

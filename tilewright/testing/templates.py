@@ -59,7 +59,7 @@ class _ComputingSuite:
         for applied, work in self._applied():
             predict = calibrated(work.machine, 1)
             for config in _some(applied):
-                seconds = predict(counted(applied, config, work)[0])
+                seconds = predict(counted(applied, config, work.machine, work.task.constants)[0])
                 assert np.isfinite(seconds) and seconds > 0, config
 
     def test_every_config_computes_the_task(self) -> None:

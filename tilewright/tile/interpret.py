@@ -7,7 +7,7 @@ does not read is NaN, so that using it shows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,19 @@ def interpret(
     unwritten: Sequence[str] = (),
 ) -> None:
     """Runs all instances of a launch. `unwritten`: tensors whose elements count as unwritten until they are stored."""
-    memory = Memory(tensors, debug, unwritten)
+    run_instances(program, Memory(tensors, debug, unwritten), grid, scalars, debug=debug)
+
+
+def run_instances(
+    program: TileProgram,
+    memory: Memory,
+    grid: tuple[int, int, int],
+    scalars: Mapping[str, bool | int | float],
+    numbers: Iterable[int] | None = None,
+    *,
+    debug: bool = False,
+) -> None:
+    """Runs instances of a launch on a memory: those of these numbers, in order; None: all."""
     memory.grid = grid
     arguments: dict[Value, Any] = {}
     for param in program.params:
@@ -38,7 +50,7 @@ def interpret(
         else:
             arguments[param] = np.asarray(scalars[param.name], param.type.dtype.numpy)
     with np.errstate(all="ignore"):
-        for number in range(grid[0] * grid[1] * grid[2]):
+        for number in range(grid[0] * grid[1] * grid[2]) if numbers is None else numbers:
             memory.current = number
             _Instance(memory, number, debug).run(program.body, dict(arguments))
 

@@ -20,6 +20,8 @@ from tilewright.tile.ir import MAX_GRID, Pointer, TileProgram, TileType, Type
 from tilewright.tile.launch import WarmLaunches
 from tilewright.tile.memory import TensorArgument
 from tilewright.tile.passes.written import written_params
+from tilewright.tile.recording import RecordedLaunch
+from tilewright.tile.recording import active as recorded_launches
 
 _OPTIONS = ("debug", "unwritten", "options")
 Grid = Sequence[int] | int | Callable[[dict[str, Any]], Sequence[int] | int]
@@ -57,12 +59,17 @@ def kernel(function: Callable[..., Any]) -> Kernel:
 
 
 @dataclass(frozen=True)
-class _Arguments:
+class Arguments:
     types: dict[str, Type]
     constants: dict[str, Any]
     tensors: list[TensorArgument]
     scalars: dict[str, Any]
     kinds: set[str]
+
+    def values(self, program: TileProgram) -> list[Any]:
+        """One for each parameter: the address of a tensor, or the number itself."""
+        found = {**self.scalars, **{tensor.name: tensor.address for tensor in self.tensors}}
+        return [found[param.name] for param in program.params]
 
 
 class Kernel:
@@ -103,7 +110,9 @@ class Kernel:
             options: Mapping[str, Any] | None = None,
             **kwargs: Any,
         ) -> None:
-            if debug or unwritten or not self._warm.launch(grid, args, kwargs, options):
+            if (recording := recorded_launches()) is not None:
+                recording.append(RecordedLaunch(self, grid, self._bind(args, kwargs), is_tuned=False))
+            elif debug or unwritten or not self._warm.launch(grid, args, kwargs, options):
                 self._launch(grid, args, kwargs, debug, unwritten, options or {}, interpreted=debug)
 
         return launch
@@ -135,9 +144,7 @@ class Kernel:
         launchable = None if interpreted else self._launchable(program, kind, arguments, options)
         if launchable is not None:
             if 0 not in sizes:
-                addresses = {tensor.name: tensor.address for tensor in arguments.tensors}
-                values = {**arguments.scalars, **addresses}
-                launchable(sizes, [values[param.name] for param in program.params])
+                launchable(sizes, arguments.values(program))
             self._remember(args, kwargs, options, program, kind, launchable)
             return
         if kind != "cpu":
@@ -162,7 +169,7 @@ class Kernel:
         captured = next(each.captured for each in self._compiled.values() if each.program is program)
         self._warm.remember(args, kwargs, options, launchable, captured, executor.wants_divisors)
 
-    def _check_writable(self, program: TileProgram, arguments: _Arguments) -> None:
+    def _check_writable(self, program: TileProgram, arguments: Arguments) -> None:
         fixed = [tensor.name for tensor in arguments.tensors if not tensor.writable]
         if not fixed:
             return
@@ -172,7 +179,7 @@ class Kernel:
                 remedy="pass a copy of the array",
             )
 
-    def _kind(self, arguments: _Arguments) -> str:
+    def _kind(self, arguments: Arguments) -> str:
         if len(arguments.kinds) > 1:
             found = " and ".join(sorted(arguments.kinds))
             raise KernelArgumentError(
@@ -181,7 +188,7 @@ class Kernel:
         return next(iter(arguments.kinds), "cpu")
 
     def _launchable(
-        self, program: TileProgram, kind: str, arguments: _Arguments, options: Mapping[str, Any]
+        self, program: TileProgram, kind: str, arguments: Arguments, options: Mapping[str, Any]
     ) -> Launchable | None:
         executor = executor_for(kind)
         if executor is None:
@@ -200,6 +207,20 @@ class Kernel:
             self._launchables[key] = known  # with the program, whose identity is in the key
         return known[1]
 
+    def prepare(
+        self, grid: Grid, *args: Any, options: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> Callable[[], None] | None:
+        """A launch with these arguments, all but the call itself done: for those who time it. None: the kernel cannot
+        be compiled for where its tensors are. The caller keeps the tensors alive."""
+        bound = self._bind(args, kwargs)
+        arguments = self._arguments(bound)
+        program, sizes = self._program(arguments), self._grid(grid, bound)
+        launchable = self._launchable(program, self._kind(arguments), arguments, options or {})
+        if launchable is None:
+            return None
+        values = arguments.values(program)
+        return functools.partial(launchable, sizes, values) if 0 not in sizes else _nothing
+
     def compiled(self, *args: Any, options: Mapping[str, Any] | None = None, **kwargs: Any) -> str:
         """The code of the device that a launch with these arguments runs: assembly on a CPU."""
         arguments = self._arguments(self._bind(args, kwargs))
@@ -213,7 +234,31 @@ class Kernel:
         """The tile program that a launch with these arguments runs; `print` shows it."""
         return self._program(self._arguments(self._bind(args, kwargs)))
 
-    def _program(self, arguments: _Arguments) -> TileProgram:
+    def specialise(self, types: Mapping[str, Type], constants: Mapping[str, Any]) -> TileProgram:
+        """The tile program for parameters of these types and constexprs of these values, in any order."""
+        names = [parameter.name for parameter in self.source.parameters]
+        ordered = {name: types[name] for name in names if name in types}
+        fixed = {name: constants[name] for name in names if name in constants}
+        return self._program(Arguments(ordered, fixed, [], {}, set()))
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a launch by name, defaults included. KernelArgumentError where one is missing."""
+        return self._bind(args, kwargs)
+
+    def describe(self, bound: Mapping[str, Any]) -> tuple[Arguments, str]:
+        """What a launch with these arguments is compiled for, and the kind of device that its tensors are on."""
+        arguments = self._arguments(bound)
+        return arguments, self._kind(arguments)
+
+    def grid_of(self, grid: Grid, bound: Mapping[str, Any]) -> tuple[int, int, int]:
+        """The sizes of the grid of a launch with these arguments."""
+        return self._grid(grid, dict(bound))
+
+    def tensor_arguments(self, *args: Any, **kwargs: Any) -> list[TensorArgument]:
+        """The tensors of a launch with these arguments, as their memory."""
+        return self._arguments(self._bind(args, kwargs)).tensors
+
+    def _program(self, arguments: Arguments) -> TileProgram:
         constants = tuple((name, type(value), value) for name, value in arguments.constants.items())
         key = (tuple(arguments.types.items()), constants)
         try:
@@ -247,8 +292,8 @@ class Kernel:
             raise KernelArgumentError(f"{name} needs {', '.join(f'`{each}`' for each in missing)}")
         return {each.name: bound.get(each.name, each.default) for each in parameters}
 
-    def _arguments(self, bound: Mapping[str, Any]) -> _Arguments:
-        result = _Arguments({}, {}, [], {}, set())
+    def _arguments(self, bound: Mapping[str, Any]) -> Arguments:
+        result = Arguments({}, {}, [], {}, set())
         for parameter in self.source.parameters:
             value = bound[parameter.name]
             if isinstance(value, np.generic):
@@ -294,11 +339,15 @@ class _Interpreted:
         return launch
 
 
+def _nothing() -> None:
+    pass
+
+
 def _kind(value: Any) -> str:
     return "cpu" if isinstance(value, np.ndarray) else str(value.device.type)
 
 
-def _facts(arguments: _Arguments, divisors: bool) -> Facts:
+def _facts(arguments: Arguments, divisors: bool) -> Facts:
     end, disjoint = -1, True
     for low, high in sorted(tensor.extent for tensor in arguments.tensors):
         disjoint = disjoint and (low >= end or low == high)

@@ -142,6 +142,6 @@ def descend(applied: Applied, work: Work, predictor: Predictor | None = None) ->
 def _predicted(applied: Applied, config: Config, work: Work, predictor: Predictor) -> float:
     """Infinite if a user's template cannot predict it."""
     try:
-        return predictor(counted(applied, config, work, constants=False)[0])
+        return predictor(counted(applied, config, work.machine)[0])
     except TilewrightError:
         return math.inf

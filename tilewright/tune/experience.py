@@ -9,8 +9,9 @@ from tilewright.db.database import Database
 from tilewright.db.record import Key, Record
 from tilewright.db.versions import sources
 from tilewright.measure.runner import Measurement
-from tilewright.space.candidates import Candidates
+from tilewright.space.candidates import Configs
 from tilewright.space.outcome import Outcome
+from tilewright.tune.tunable import Tunable
 
 _RECORDS = 600  # maximum records read
 _TASKS = 8  # maximum tasks learned from
@@ -21,11 +22,12 @@ class PastRecords:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._candidates: dict[Key, Candidates | None] = {}
+        self._candidates: dict[tuple[type, Key], Configs | None] = {}
 
-    def experience(self, key: Key, label: str) -> list[Experience]:
+    def experience(self, tunable: Tunable) -> list[Experience]:
         """Return the records to learn from: of this task, those measured before the sources changed; of other tasks
         with the same numerics, those with the same operators first."""
+        key, label = tunable.key, tunable.label
         by_key: dict[Key, list[Record]] = {}
         before = [record for record in self._database.records(key) if record.versions.sources != sources()]
         if before:
@@ -36,7 +38,7 @@ class PastRecords:
         alike = sorted(by_key, key=lambda other: by_key[other][0].label != label)
         found = []
         for other in alike:
-            candidates = self._candidates_of(by_key[other][0])
+            candidates = self._candidates_of(tunable, by_key[other][0])
             if candidates is None:
                 continue
             recalled = [(record, candidates.recalled(record.config)) for record in by_key[other]]
@@ -51,11 +53,11 @@ class PastRecords:
                 break
         return found
 
-    def _candidates_of(self, record: Record) -> Candidates | None:
-        if record.key not in self._candidates:
-            work = record.work()
-            self._candidates[record.key] = None if work is None else Candidates.of(work)
-        return self._candidates[record.key]
+    def _candidates_of(self, tunable: Tunable, record: Record) -> Configs | None:
+        at = type(tunable), record.key
+        if at not in self._candidates:
+            self._candidates[at] = tunable.configs_of(record)
+        return self._candidates[at]
 
 
 def outcome_of(record: Record) -> Outcome:

@@ -137,7 +137,7 @@ class TaskState:
 
     @cached_property
     def _model(self) -> CostModel:
-        experience = self._past.experience(self.key, self.label)
+        experience = self._past.experience(self.tunable)
         return self.tunable.model(self._tuning.cost_model, self._tuning.seed, experience)
 
     @cached_property

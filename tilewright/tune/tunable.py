@@ -17,8 +17,9 @@ from tilewright.cost.boosted import Experience
 from tilewright.cost.model import CostModel
 from tilewright.cost.models import cost_model_named
 from tilewright.db.record import Decision, Key, Record
+from tilewright.measure.jobs import Job
 from tilewright.measure.trial import TaskJob
-from tilewright.space.candidates import Candidates
+from tilewright.space.candidates import Candidates, Configs
 from tilewright.space.space import Config
 from tilewright.space.template import Work
 from tilewright.tune.allocate import kind_of
@@ -48,11 +49,11 @@ class Tunable(Protocol):
         """The amount of work, in any unit shared by its kind."""
 
     @property
-    def candidates(self) -> Candidates:
+    def candidates(self) -> Configs:
         """The space that is searched."""
 
     @property
-    def job(self) -> TaskJob:
+    def job(self) -> Job:
         """What the runner's processes receive to build, check and time candidates."""
 
     @property
@@ -75,6 +76,9 @@ class Tunable(Protocol):
 
     def model(self, name: str, seed: int, experience: Sequence[Experience]) -> CostModel:
         """The cost model of this name, warm-started with the experience of other tasks."""
+
+    def configs_of(self, record: Record) -> Configs | None:
+        """Those that a record is one of, of this or of another tunable that it can learn from; None: it cannot."""
 
 
 @dataclass(frozen=True)
@@ -133,3 +137,7 @@ class TunableTask:
 
     def model(self, name: str, seed: int, experience: Sequence[Experience]) -> CostModel:
         return cost_model_named(name)(self.candidates, self.threads, seed, experience)
+
+    def configs_of(self, record: Record) -> Configs | None:
+        work = record.work()
+        return None if work is None else Candidates.of(work)

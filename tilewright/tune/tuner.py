@@ -26,8 +26,8 @@ import msgspec
 
 from tilewright.db.database import Database
 from tilewright.db.record import Decision
+from tilewright.measure.jobs import Job
 from tilewright.measure.runner import Measurement, Runner
-from tilewright.measure.trial import TaskJob
 from tilewright.runtime.plan import Origin
 from tilewright.space.space import Config
 from tilewright.support.fingerprint import fingerprint
@@ -54,15 +54,15 @@ class Measuring(Protocol):
     def ahead(self) -> int:
         """How many rounds may be built while another is timed."""
 
-    def expect(self, job: TaskJob) -> None: ...
+    def expect(self, job: Job) -> None: ...
 
-    def prepare(self, job: TaskJob, configs: Sequence[Config]) -> None: ...
+    def prepare(self, job: Job, configs: Sequence[Config]) -> None: ...
 
     def measure(
-        self, job: TaskJob, configs: Sequence[Config], *, best: float | None, deadline: float | None
+        self, job: Job, configs: Sequence[Config], *, best: float | None, deadline: float | None
     ) -> list[Measurement]: ...
 
-    def race(self, job: TaskJob, configs: Sequence[Config], seconds: float) -> list[list[float]]: ...
+    def race(self, job: Job, configs: Sequence[Config], seconds: float) -> list[list[float]]: ...
 
 
 _FINALISTS = 3  # configs of a task, besides the one to beat
@@ -457,6 +457,9 @@ class _Run:
     def _decide(self, key: str, config: Config, seconds: float, before: float, why: str) -> None:
         state = self.states[key]
         choice = state.choice(config, seconds)
+        if state.trials and not state.times:  # everything failed: nothing was decided
+            self.chosen[key] = choice
+            return
         effort = self.tuning.effort if state.trials else self.unmeasured
         if state.complete or why == "converged":
             effort = COMPLETE

@@ -9,6 +9,7 @@ from tilewright import te
 from tilewright.codegen.cuda.build import SYMBOL, GpuSource, source_of
 from tilewright.codegen.cuda.emit import beginning, emit_statement, emit_value, included
 from tilewright.codegen.cuda.scalars import c_type
+from tilewright.errors import CodegenError
 from tilewright.loops.gpu.attention import TensorAttention
 from tilewright.loops.gpu.tensor import (
     ROW_PADDING,
@@ -21,6 +22,7 @@ from tilewright.loops.gpu.tensor import (
 )
 from tilewright.loops.gpu.thread_index import positions
 from tilewright.loops.ir import Program, Stmt
+from tilewright.space.tile_operator import TileCall
 
 _RASTER = 8  # tiles along m that neighbouring blocks share a column of b with: they meet in L2
 _WRITTEN_AT_ONCE = 4  # vectors of a thread: what the epilogue reads is asked for before the first is needed
@@ -28,7 +30,9 @@ _WRITTEN_AT_ONCE = 4  # vectors of a thread: what the epilogue reads is asked fo
 Kernel = TensorGemm | TensorAttention
 
 
-def tensor_source(kernel: Kernel | Program) -> GpuSource:
+def tensor_source(kernel: Kernel | Program | TileCall) -> GpuSource:
+    if isinstance(kernel, TileCall):
+        raise CodegenError(f"{kernel.name}: tile kernels inside of models are for processors")
     if isinstance(kernel, Program):
         return source_of(kernel)
     return _gemm(kernel) if isinstance(kernel, TensorGemm) else _attention(kernel)

@@ -52,6 +52,11 @@ def converter(*names: str) -> Callable[[_F], _F]:
     return add
 
 
+def register_converter(name: str, function: Converter) -> None:
+    """Registers the converter of a user's operator ("mylib.op.default"), in place of an earlier one."""
+    table()[name] = function
+
+
 def table() -> dict[str, Converter]:
     """Every converter by the operator's name."""
     from tilewright.frontend.torch import (  # noqa: F401  (fill the table)

@@ -13,6 +13,7 @@ from tilewright.graph.ops import (
     reductions,
     resize,
     scatter,
+    tile_kernels,
     windows,
 )
 
@@ -26,5 +27,6 @@ __all__ = [
     "reductions",
     "resize",
     "scatter",
+    "tile_kernels",
     "windows",
 ]

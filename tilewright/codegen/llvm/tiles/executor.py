@@ -17,7 +17,7 @@ from tilewright.codegen.llvm import toolchain
 from tilewright.codegen.llvm.tiles.emit import emit_tile_program, prints
 from tilewright.dtypes import DType
 from tilewright.errors import CacheError, OptionError
-from tilewright.hw import host
+from tilewright.hw import CpuMachine, host
 from tilewright.runtime import native, threads
 from tilewright.runtime.loader import load_objects, object_digest
 from tilewright.support.fingerprint import fingerprint
@@ -32,6 +32,12 @@ def _generator_version() -> str:
         for path in sorted(room.rglob("*.py")):
             digest.update(path.read_bytes())
     return f"{digest.hexdigest()} {toolchain.version()}"
+
+
+def tile_key(text: str, facts: Facts, machine: CpuMachine) -> str:
+    """A fingerprint of everything that decides the machine code; `text` says what the program is."""
+    described = asdict(machine), asdict(machine.throughput)
+    return fingerprint("tile", text, facts.disjoint, *described, _generator_version())
 
 
 class Executor:
@@ -50,8 +56,7 @@ class Executor:
         count = _threads(options)
         if prints(program):
             return None
-        machine = asdict(self.machine), asdict(self.machine.throughput)
-        key = fingerprint("tile", str(program), facts.disjoint, *machine, _generator_version())
+        key = tile_key(str(program), facts, self.machine)
         symbol = f"tw_{key}"
         code = self.cache.get(key) if self.cache is not None else None
         if code is None:

@@ -1,0 +1,285 @@
+"""Counts what a launch of a tile program does: the terms of the analytical model, and features for one that learns.
+
+    TileProgram + scalars + grid  ->  TileCounts  ->  Terms (processors), GpuTerms (GPUs), features
+
+Loops count as often as they run, where their bounds follow from the scalar arguments: of the first program instance,
+which stands for all. Where they depend on what is in memory they count once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tilewright.dtypes import DType
+from tilewright.hw import CpuMachine, Machine
+from tilewright.hw.gpu import GpuMachine
+from tilewright.space.terms import Counted, GpuTerms, Terms
+from tilewright.tile.ir import Block, BlockPointerType, For, If, Op, TileProgram, TileType, Value, While
+from tilewright.tile.ops import OPS
+
+_EXPENSIVE = {
+    "exp": 10.0, "exp2_nonpositive": 8.0, "exp2_rough": 5.0, "expm1": 14.0, "log": 12.0, "log1p": 14.0, "erf": 16.0,
+    "tanh": 16.0, "sin": 14.0, "cos": 14.0, "pow": 24.0, "atan2": 24.0, "div": 5.0, "sqrt": 5.0, "rsqrt": 6.0,
+    "fmod": 10.0, "floordiv": 10.0, "mod": 10.0, "sort": 40.0, "cumsum": 4.0, "reduce": 1.5,
+}  # fmt: skip
+_FREE = {
+    "constant", "arange", "broadcast", "expand_dims", "reshape", "bitcast", "make_block_ptr", "advance", "program_id",
+    "num_programs",
+}  # fmt: skip
+_MEMORY = frozenset(["load", "store", "load_block", "store_block", "atomic_add"])
+_UNKNOWN_TRIPS = 1.0
+_WARPS, _STAGES = 4, 2  # of a launch on a GPU that says nothing else
+_ACCUMULATORS = 0.75  # of the vector registers, what a dot keeps its sums in
+
+
+@dataclass
+class TileCounts:
+    """Of one program instance, but for `instances`: operations on elements, FMAs of dots, bytes."""
+
+    instances: int
+    operations: float = 0.0  # on elements, an expensive function counted as several
+    index_operations: float = 0.0  # the same on integers and pointers
+    fmas: float = 0.0  # of dots
+    half_fmas: float = 0.0  # of these, on 16-bit operands
+    dots: float = 0.0
+    resumed: float = 0.0  # elements of accumulators that enter a dot and do not fit into registers
+    loaded: float = 0.0  # bytes
+    stored: float = 0.0
+    accesses: float = 0.0  # loads and stores of tiles
+    steps: float = 1.0  # iterations of all innermost loops
+    carried: float = 0.0  # bytes that loops carry
+    operand_bytes: float = 0.0  # of the largest dot's operands
+    largest: float = 0.0  # bytes of the largest tile
+    tensors: float = 0.0  # bytes of the tensors, each once
+    sides: list[float] = field(default_factory=list)  # sizes of the dots' tiles: M, N, K
+
+    def features(self) -> dict[str, float]:
+        """Ratios and logarithms, under names that all tile kernels share."""
+        moved = self.loaded + self.stored
+        found = {
+            "tile.instances": self.instances,
+            "tile.steps": self.steps,
+            "tile.work": self.operations + 2 * self.fmas,
+            "tile.intensity": (self.operations + 2 * self.fmas) / max(1.0, moved),
+            "tile.reuse": self.instances * moved / max(1.0, self.tensors),
+            "tile.bytes_per_access": moved / max(1.0, self.accesses),
+            "tile.carried": self.carried,
+            "tile.operands": self.operand_bytes,
+            "tile.largest": self.largest,
+            "tile.index": self.index_operations / max(1.0, self.operations + self.fmas),
+        }
+        found |= {f"tile.dot{axis}": side for axis, side in enumerate(self.sides)}
+        return {name: math.log2(1 + value) for name, value in found.items()}
+
+
+def count_tiles(
+    program: TileProgram,
+    scalars: Mapping[str, bool | int | float],
+    grid: tuple[int, int, int],
+    tensor_bytes: int,
+) -> TileCounts:
+    counter = _Counter(grid, tensor_bytes)
+    known = {
+        param: np.asarray(scalars[param.name], param.type.dtype.numpy)
+        for param in program.params
+        if param.name in scalars
+    }
+    counter.block(program.body, known, 1.0)
+    return counter.counts
+
+
+class _Counter:
+    def __init__(self, grid: tuple[int, int, int], tensor_bytes: int) -> None:
+        self.grid = grid
+        self.counts = TileCounts(max(1, math.prod(grid)), tensors=tensor_bytes)
+
+    # -- what meanings in `ops.py` may ask for scalars
+
+    def program_id(self, axis: int) -> int:
+        return 0
+
+    def num_programs(self, axis: int) -> int:
+        return self.grid[axis]
+
+    # -- counting
+
+    def block(self, block: Block, known: dict[Value, Any], times: float) -> None:
+        for node in block.nodes:
+            if isinstance(node, Op):
+                self._op(node, known, times)
+            elif isinstance(node, For):
+                trips = _trips(node, known)
+                self._loop(node.init, node.body, known, times * trips)
+            elif isinstance(node, While):
+                self.block(node.condition, dict(known), times)
+                self._loop(node.init, node.body, known, times * _UNKNOWN_TRIPS)
+            elif isinstance(node, If):
+                self._if(node, known, times)
+
+    def _loop(self, init: Sequence[Value], body: Block, known: dict[Value, Any], times: float) -> None:
+        carried = sum(_bytes(value) for value in init)
+        self.counts.carried = max(self.counts.carried, carried)
+        if not any(isinstance(node, For | While) for node in body.nodes):
+            self.counts.steps += times
+        self.block(body, dict(known), times)
+
+    def _if(self, node: If, known: dict[Value, Any], times: float) -> None:
+        taken = known.get(node.condition)
+        if taken is None:
+            for branch in (node.then, node.other):
+                self.block(branch, dict(known), 0.5 * times)
+        else:
+            self.block(node.then if taken else node.other, dict(known), times)
+
+    def _op(self, op: Op, known: dict[Value, Any], times: float) -> None:
+        counts = self.counts
+        result = op.results[0] if op.results else None
+        size = _elements(result) if result is not None else 0.0
+        if result is not None:
+            counts.largest = max(counts.largest, _bytes(result))
+        if op.name in _MEMORY:
+            self._access(op, times)
+        elif op.name in ("dot", "dot4"):
+            self._dot(op, times)
+        elif op.name not in _FREE:
+            weight = _EXPENSIVE.get(op.name, 1.0)
+            inside = max([size, *map(_elements, op.operands)])
+            if result is not None and _is_float(result):
+                counts.operations += times * weight * inside
+            else:
+                counts.index_operations += times * min(weight, 2.0) * inside
+        self._evaluate(op, known)
+
+    def _access(self, op: Op, times: float) -> None:
+        stores = op.name.startswith("store")
+        moved = _bytes(op.operands[1]) if stores or op.name == "atomic_add" else _bytes(op.results[0])
+        self.counts.accesses += times
+        if op.name in ("load", "load_block", "atomic_add"):
+            self.counts.loaded += times * moved
+        if stores or op.name == "atomic_add":
+            self.counts.stored += times * moved
+
+    def _dot(self, op: Op, times: float) -> None:
+        left, right = (_shape(operand) for operand in op.operands[:2])
+        m, k, n = left[-2], left[-1], right[-1]
+        batch = math.prod(left[:-2])
+        fmas = times * batch * m * n * k
+        counts = self.counts
+        counts.fmas += fmas
+        if _dtype(op.operands[0]).bytes <= 2:
+            counts.half_fmas += fmas
+        counts.dots += times
+        counts.resumed += times * batch * m * n
+        counts.operand_bytes = max(counts.operand_bytes, _bytes(op.operands[0]) + _bytes(op.operands[1]))
+        if not counts.sides or m * n * k > math.prod(counts.sides):
+            counts.sides = [float(m), float(n), float(k)]
+
+    def _evaluate(self, op: Op, known: dict[Value, Any]) -> None:
+        """Scalars that follow from scalar arguments: bounds of loops do."""
+        if len(op.results) != 1 or op.name in _MEMORY or op.name in ("print", "assert"):
+            return
+        (result,) = op.results
+        if not isinstance(result.type, TileType) or result.type.shape or result.type.is_pointer:
+            return
+        if all(operand in known for operand in op.operands):
+            with np.errstate(all="ignore"):
+                operands = [known[operand] for operand in op.operands]
+                known[result] = OPS[op.name].meaning(self, op.settings, *operands)
+
+
+def _trips(node: For, known: Mapping[Value, Any]) -> float:
+    bounds = [known.get(each) for each in (node.lower, node.upper, node.step)]
+    if any(bound is None for bound in bounds):
+        return _UNKNOWN_TRIPS
+    lower, upper, step = (int(bound) for bound in bounds if bound is not None)
+    return float(len(range(lower, upper, step))) if step else _UNKNOWN_TRIPS
+
+
+def _shape(value: Value) -> tuple[int, ...]:
+    return value.type.block if isinstance(value.type, BlockPointerType) else value.type.shape
+
+
+def _dtype(value: Value) -> DType:
+    return value.type.dtype
+
+
+def _is_float(value: Value) -> bool:
+    return isinstance(value.type, TileType) and not value.type.is_pointer and value.type.dtype.is_float
+
+
+def _elements(value: Value) -> float:
+    return float(math.prod(_shape(value))) if isinstance(value.type, TileType) else 1.0
+
+
+def _bytes(value: Value) -> float:
+    if not isinstance(value.type, TileType) or value.type.is_pointer:
+        return 0.0
+    return _elements(value) * value.type.dtype.bytes
+
+
+# -- terms ------------------------------------------------------------------------------------------------------------
+
+
+def tile_terms(counts: TileCounts, machine: Machine, options: Mapping[str, Any]) -> Counted:
+    if isinstance(machine, CpuMachine):
+        return _cpu_terms(counts, machine)
+    assert isinstance(machine, GpuMachine)
+    return _gpu_terms(counts, options)
+
+
+def _cpu_terms(counts: TileCounts, machine: CpuMachine) -> Terms:
+    lanes = machine.lanes(DType.F32)
+    instances = counts.instances
+    # A dot keeps a part of its sums in registers: what does not fit is read and written again at each step.
+    registers = _ACCUMULATORS * machine.vector_registers * lanes
+    resumed = counts.resumed if counts.sides and counts.sides[0] * counts.sides[1] > registers else 0.0
+    narrow = max(1.0, lanes / counts.sides[1]) if counts.sides else 1.0
+    fmas = counts.fmas / lanes * narrow
+    arithmetic = fmas + (counts.operations + 0.5 * counts.index_operations) / lanes
+    moved = (counts.loaded + counts.stored) / machine.vector_bytes
+    loads = moved + 0.35 * fmas + resumed / lanes
+    working_set = counts.carried + counts.operand_bytes + counts.largest
+    traffic = instances * (counts.loaded + counts.stored)
+    beyond_l1 = instances * counts.steps * working_set if working_set > machine.caches.l1 else 0.0
+    beyond_l2 = traffic if counts.tensors > machine.caches.l2_per_core else 0.0
+    return Terms(
+        arithmetic=instances * arithmetic,
+        loads=instances * loads,
+        stores=instances * (counts.stored / machine.vector_bytes + resumed / lanes),
+        branches=instances * (counts.steps + counts.accesses),
+        from_l2=traffic + beyond_l1,
+        from_l3=beyond_l2,
+        from_memory=counts.tensors if counts.tensors > machine.caches.last else 0.0,
+        iterations=instances,
+        scalar=40.0 * instances,
+    )
+
+
+def _gpu_terms(counts: TileCounts, options: Mapping[str, Any]) -> GpuTerms:
+    warps = int(options.get("warps") or options.get("num_warps") or _WARPS)
+    stages = int(options.get("stages") or options.get("num_stages") or _STAGES)
+    steps = max(1, round(counts.steps))
+    threads = 32 * warps
+    live = counts.carried + counts.largest
+    return GpuTerms(
+        blocks=counts.instances,
+        threads=threads,
+        registers=int(min(255, 32 + live / 4 / threads)),
+        shared_bytes=int(stages * counts.operand_bytes),
+        steps=steps,
+        stages=stages,
+        flops=2 * counts.fmas / steps,
+        scalar=(counts.operations + counts.index_operations) / 32 / steps,
+        copies=counts.loaded / 512 / steps,
+        shared_traffic=2 * counts.operand_bytes,
+        loaded=counts.loaded / steps,
+        memory=counts.tensors,
+        write_loaded=0.0,
+        written=counts.stored,
+        write_shared=0.0,
+    )

@@ -1,0 +1,342 @@
+"""A launch of a tile kernel, from the arguments of a call to a `TunableKernel`; and its tensors and reference as files
+for the runner's processes."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from tilewright.cost.tiles import count_tiles, tile_terms
+from tilewright.dtypes import DType
+from tilewright.errors import AutotuneError, ReferenceMismatchError, TilewrightError
+from tilewright.hw import Machine, host
+from tilewright.hw.gpu import detect
+from tilewright.hw.machine import to_text
+from tilewright.measure.kernel_job import (
+    DataFile,
+    Grid3,
+    KernelJob,
+    KernelSpec,
+    KernelTensor,
+    Region,
+    StoredArray,
+    bytes_at,
+)
+from tilewright.runtime.plan import ALIGNMENT
+from tilewright.runtime.threads import resolve as resolve_threads
+from tilewright.space.space import Config
+from tilewright.space.terms import Counted
+from tilewright.support.bundle import Bundle, bundle_of, constant_reference
+from tilewright.tile.ir import Pointer, TileType
+from tilewright.tile.kernel import Grid, Kernel
+from tilewright.tile.memory import TensorArgument
+from tilewright.tile.passes.written import written_params
+from tilewright.tune.kernel_space import KernelSpace
+from tilewright.tune.kernel_tunable import LaunchFacts, TunableKernel, template_of
+
+CPU_OPTIONS, GPU_OPTIONS = ("threads",), ("warps", "stages")
+
+
+@dataclass(frozen=True, eq=False)
+class LaunchedTile:
+    """A tile kernel as something to launch."""
+
+    kernel: Kernel
+
+    @property
+    def name(self) -> str:
+        return self.kernel.source.name
+
+    @cached_property
+    def bundle(self) -> Bundle:
+        return bundle_of(self.kernel.function)
+
+    @cached_property
+    def source(self) -> str:
+        return self.bundle.fingerprint
+
+    def terms(
+        self, launch: LaunchFacts, config: Config, machine: Machine
+    ) -> tuple[Counted, dict[str, float]]:
+        program = self.kernel.specialise(_types(launch), {**launch.constants, **_knobs(launch, config)})
+        moved = sum(
+            math.prod(shape) * DType.parse(launch.dtypes[name]).bytes for name, shape in launch.shapes.items()
+        )
+        counts = count_tiles(program, launch.scalars, launch.grid(launch, config), moved)
+        options = {name: value for name, value in config.values if name in launch.options}
+        return tile_terms(counts, machine, options), counts.features()
+
+
+def _types(launch: LaunchFacts) -> dict[str, Any]:
+    from tilewright.tile.frontend.builder import literal_type
+
+    tensors: dict[str, Any] = {
+        name: TileType(Pointer(DType.parse(dtype))) for name, dtype in launch.dtypes.items()
+    }
+    return tensors | {name: TileType(literal_type(value)) for name, value in launch.scalars.items()}
+
+
+def _knobs(launch: LaunchFacts, config: Config) -> dict[str, Any]:
+    return {name: value for name, value in config.values if name not in launch.options}
+
+
+@dataclass(frozen=True)
+class Shaped:
+    """Stands for a tensor in the function of a grid, where only the sizes of the tensor are known."""
+
+    shape: tuple[int, ...]
+
+    def size(self, axis: int | None = None) -> Any:
+        return self.shape if axis is None else self.shape[axis]
+
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class TileLaunchCall:
+    """One call of a tuned kernel: everything but its config."""
+
+    launched: LaunchedTile
+    knobs: KernelSpace
+    grid: Grid
+    bound: dict[str, Any]  # arguments by name, without the knobs
+    key: tuple[str, ...]
+    reference: Callable[..., Any] | None = None
+    tolerance: float | None = None
+    files: list[DataFile] = field(default_factory=list)
+
+    @cached_property
+    def _described(self) -> tuple[Any, str]:
+        return self.launched.kernel.describe({**self._placeholders, **self.bound})
+
+    @property
+    def _placeholders(self) -> dict[str, Any]:
+        """Values of knobs, for what does not depend on them."""
+        return {
+            parameter.name: None
+            for parameter in self.launched.kernel.source.parameters
+            if parameter.name not in self.bound
+        }
+
+    @property
+    def kind(self) -> str:
+        return self._described[1]
+
+    @cached_property
+    def machine(self) -> Machine:
+        return host() if self.kind == "cpu" else detect(0)
+
+    @cached_property
+    def options(self) -> tuple[str, ...]:
+        known = CPU_OPTIONS if self.kind == "cpu" else GPU_OPTIONS
+        return tuple(name for name in self.knobs.names if name in known)
+
+    @cached_property
+    def facts(self) -> LaunchFacts:
+        arguments = self._described[0]
+        constants = {name: value for name, value in arguments.constants.items() if name in self.bound}
+        shapes = {tensor.name: tuple(tensor.shape) for tensor in arguments.tensors}
+        dtypes = {tensor.name: tensor.dtype.short for tensor in arguments.tensors}
+        key = {
+            name: shapes[name] if name in shapes else arguments.scalars.get(name, constants.get(name))
+            for name in self.key
+        }
+        return LaunchFacts(
+            key, dict(arguments.scalars), shapes, dtypes, constants, self.options, self._grid_of_facts
+        )
+
+    def tunable(self) -> TunableKernel:
+        parameters = {parameter.name for parameter in self.launched.kernel.source.parameters}
+        kept = [name for name in self.knobs.names if name in parameters or name in self.options]
+        plain = {**self.facts.scalars, **self.facts.constants, **self._shaped(self.facts)}
+        space = self.knobs.space(template_of(self.launched), plain, kept)
+        threads = resolve_threads(None) if self.kind == "cpu" else 0
+        return TunableKernel(self.launched, self.facts, space, self.machine, threads, self._job)
+
+    def _shaped(self, facts: LaunchFacts) -> dict[str, Any]:
+        return {name: Shaped(shape) for name, shape in facts.shapes.items()}
+
+    def _grid_of_facts(self, facts: LaunchFacts, config: Config) -> Grid3:
+        bound = {**self._shaped(facts), **facts.scalars, **facts.constants, **_knobs(facts, config)}
+        return self.grid_sizes(bound)
+
+    def grid_sizes(self, bound: Mapping[str, Any]) -> Grid3:
+        """AutotuneError where the user's function of the grid fails."""
+        try:
+            return self.launched.kernel.grid_of(self.grid, bound)
+        except TilewrightError:
+            raise
+        except Exception as error:
+            raise AutotuneError(
+                f"the grid of {self.launched.name} failed: {type(error).__name__}: {error}",
+                remedy="the function of the grid gets all arguments by name; of tensors it may ask their shape",
+            ) from error
+
+    # -- for the processes that measure -------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Remove the files of jobs."""
+        while self.files:
+            self.files.pop().close()
+
+    def _job(self, tunable: TunableKernel) -> KernelJob:
+        file = DataFile()
+        self.files.append(file)
+        arguments = self._described[0]
+        regions, tensors = _stored_tensors(file, arguments.tensors, self.bound, self.kind)
+        start = tunable.start.config
+        expected = self._expected(file, start)
+        spec = KernelSpec(
+            "tile",
+            self.launched.bundle,
+            self.kind,
+            to_text(self.machine),
+            tunable.threads,
+            file.path,
+            file.finish(),
+            regions,
+            tensors,
+            tuple(self.facts.scalars.items()),
+            tuple(
+                (name, constant_reference(value, f"`{name}`")) for name, value in self.facts.constants.items()
+            ),
+            self.options,
+            self._trusted(tunable),
+            self._grid_of_facts(self.facts, self._trusted(tunable)),
+            expected,
+            self.tolerance,
+        )
+        return KernelJob(spec, lambda config: self.grid_sizes({**self.bound, **_knobs(self.facts, config)}))
+
+    def _trusted(self, tunable: TunableKernel) -> Config:
+        """Without a reference: the user's first choice of each knob says what the kernel computes."""
+        return tunable.space.default()
+
+    def _expected(self, file: DataFile, start: Config) -> tuple[StoredArray, ...]:
+        if self.reference is None:
+            return ()
+        program = self.launched.kernel.specialise(
+            _types(self.facts), {**self.facts.constants, **_knobs(self.facts, start)}
+        )
+        names = [name for name in self.facts.shapes if name in written_params(program)]
+        found = reference_results(self.reference, self.bound, names, self.launched.name)
+        for name, values in found.items():
+            if values.shape != self.facts.shapes[name]:
+                raise ReferenceMismatchError(
+                    f"the reference of {self.launched.name} returns shape {list(values.shape)} for `{name}`, whose"
+                    f" shape is {list(self.facts.shapes[name])}"
+                )
+        return tuple(file.store(name, values) for name, values in found.items())
+
+
+def reference_results(
+    reference: Callable[..., Any], bound: Mapping[str, Any], names: list[str], kernel: str
+) -> dict[str, np.ndarray]:
+    """What a user's function says that these tensors hold after the launch."""
+    copies = {name: _copied(value) for name, value in bound.items()}
+    parameters = inspect.signature(reference).parameters.values()
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    wanted = list(copies) if takes_all else [each.name for each in parameters if each.name in copies]
+    missing = [
+        each.name
+        for each in parameters
+        if each.name not in copies and each.default is each.empty and each.kind is not each.VAR_KEYWORD
+    ]
+    if missing:
+        raise AutotuneError(
+            f"the reference of {kernel} takes `{missing[0]}`, which is no parameter of the kernel, or is a knob",
+            remedy=f"use some of {', '.join(copies)}",
+        )
+    try:
+        result = reference(**{name: copies[name] for name in wanted})
+    except Exception as error:
+        raise ReferenceMismatchError(
+            f"the reference of {kernel} failed: {type(error).__name__}: {error}"
+        ) from error
+    if result is None:  # it stores into its arguments, as the kernel does
+        result = {name: copies[name] for name in names}
+    elif not isinstance(result, Mapping):
+        several = result if isinstance(result, tuple | list) else (result,)
+        if len(several) != len(names):
+            raise ReferenceMismatchError(
+                f"the reference of {kernel} returns {len(several)} arrays, and the kernel stores to {', '.join(names)}",
+                remedy="return one array for each, in the order of the kernel's parameters, or a dict by name",
+            )
+        result = dict(zip(names, several, strict=True))
+    unknown = [name for name in result if name not in names]
+    if unknown:
+        raise ReferenceMismatchError(
+            f"the reference of {kernel} returns `{unknown[0]}`, and the kernel stores to {', '.join(names)}"
+        )
+    return {name: _as_numpy(value) for name, value in result.items()}
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    return value.clone() if hasattr(value, "clone") else value
+
+
+def _as_numpy(value: Any) -> np.ndarray:
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = value.float() if str(value.dtype) == "torch.bfloat16" else value
+        value = value.numpy()
+    return np.asarray(value)
+
+
+def _stored_tensors(
+    file: DataFile, tensors: list[TensorArgument], bound: Mapping[str, Any], kind: str
+) -> tuple[tuple[Region, ...], tuple[KernelTensor, ...]]:
+    """Those that share bytes lie in one region."""
+    regions: list[Region] = []
+    stored: dict[str, KernelTensor] = {}
+    group: list[TensorArgument] = []
+    ordered = sorted(tensors, key=lambda each: each.extent)
+
+    def finish() -> None:
+        if not group:
+            return
+        low = group[0].extent[0]
+        high = max(each.extent[1] for each in group)
+        data = bytes_at(low, high - low) if kind == "cpu" else _from_device(group, bound, low, high)
+        offset = file.add(data)
+        for each in group:
+            stored[each.name] = KernelTensor(
+                each.name,
+                each.dtype.short,
+                tuple(each.shape),
+                tuple(each.strides),
+                len(regions),
+                each.address - low,
+            )
+        regions.append(Region(offset, high - low, low % ALIGNMENT))
+        group.clear()
+
+    end = -1
+    for tensor in ordered:
+        low, high = tensor.extent
+        if low >= end:
+            finish()
+        group.append(tensor)
+        end = max(end, high)
+    finish()
+    return tuple(regions), tuple(stored[tensor.name] for tensor in tensors)
+
+
+def _from_device(group: list[TensorArgument], bound: Mapping[str, Any], low: int, high: int) -> np.ndarray:
+    """Bytes of a region of a GPU's memory. Views of one tensor share its storage."""
+    import torch
+
+    value = bound[group[0].name]
+    storage = value.untyped_storage()
+    flat = torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage)
+    begin = low - storage.data_ptr()
+    return np.asarray(flat[begin : begin + high - low].cpu().numpy())

@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     from tilewright.runtime.model import CompiledModel
     from tilewright.tile.kernel import kernel
     from tilewright.tune.autotune import autotune
+    from tilewright.tune.triton_kernels import tune_triton
 
 __version__ = VERSION
 
@@ -158,6 +159,7 @@ __all__ = [
     "kernel",
     "load",
     "op",
+    "tune_triton",
 ]
 
 # The module that defines each public name; names that are not listed are errors.
@@ -171,6 +173,7 @@ _HOMES = {
     "kernel": "tilewright.tile.kernel",
     "autotune": "tilewright.tune.autotune",
     "op": "tilewright.integrations.operators",
+    "tune_triton": "tilewright.tune.triton_kernels",
 }
 
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from tilewright.errors import DeviceError
+from tilewright.errors import DeviceError, TilewrightError
 from tilewright.hw import CpuMachine
 from tilewright.hw.machine import from_text
 from tilewright.measure.kernel_build import Launch, launch_of
@@ -33,6 +33,10 @@ from tilewright.measure.reference_kernel import drift_monitor
 from tilewright.measure.validation import OutOfBoundsWrite, WrongResult
 
 Heartbeat = Callable[[bool], None]
+
+
+class KernelFailed(Exception):
+    """A launch raised an exception: its compiler's, in most cases."""
 
 
 class LoadKernel(msgspec.Struct, frozen=True, tag=True):
@@ -134,9 +138,9 @@ class KernelTimer:
     def __init__(self, request: LoadKernel, descriptor: int, heartbeat: Heartbeat) -> None:
         self._spec, self._expected, self._heartbeat = request.spec, request.expected, heartbeat
         self._data = mapped(self._spec.data, self._spec.size)
-        source = (
-            self._data if request.expected.in_spec else mapped_descriptor(descriptor, request.expected.size)
-        )
+        source = self._data
+        if request.expected.arrays and not request.expected.in_spec:
+            source = mapped_descriptor(descriptor, request.expected.size)
         self._arrays = {each.name: stored_view(source, each) for each in request.expected.arrays}
         self._masks = {each.name: stored_view(source, each) for each in request.expected.masks}
         self._launch: Launch = launch_of(self._spec)
@@ -150,10 +154,17 @@ class KernelTimer:
     def check(self, number: int, built: BuiltKernel, keep: Sequence[int]) -> float:
         self._launches = {other: self._launches[other] for other in keep if other in self._launches}
         self._heartbeat(False)
+        if not self._arrays:
+            self._arrays = self._results_of_start()
         tensors = self._device.tensors()
         launch = self._launch.prepare(tensors, built.config, built.grid)
         self._heartbeat(True)
-        launch()
+        try:
+            launch()
+        except TilewrightError:
+            raise
+        except Exception as error:  # of Triton's compiler, or of its interpreter
+            raise KernelFailed(f"{type(error).__name__}: {error}") from None
         memory = self._device.results()
         self._heartbeat(False)
         if not memory.is_intact:
@@ -161,6 +172,15 @@ class KernelTimer:
         worst = self._compare(memory, tensors, built)
         self._launches[number] = launch
         return worst
+
+    def _results_of_start(self) -> dict[str, np.ndarray]:
+        """Where neither a reference nor an interpreter says what is right: what the start config computes."""
+        launch = self._launch.prepare(self._device.tensors(), self._spec.start, self._spec.start_grid)
+        self._heartbeat(True)
+        launch()
+        results = self._device.results().arrays()
+        self._heartbeat(False)
+        return {name: np.array(values) for name, values in results.items()}
 
     def _compare(self, memory: LaunchMemory, tensors: dict[str, Any], built: BuiltKernel) -> float:
         worst = 0.0

@@ -19,7 +19,7 @@ import msgspec
 from tilewright.errors import ModelSizeError, TilewrightError
 from tilewright.hw.machine import from_text
 from tilewright.measure.kernel_job import BuiltKernel
-from tilewright.measure.kernel_timer import KernelTimer, LoadKernel
+from tilewright.measure.kernel_timer import KernelFailed, KernelTimer, LoadKernel
 from tilewright.measure.process import Channel, Failed
 from tilewright.measure.shared_checks import SharedValidation, load_validation
 from tilewright.measure.single import Built
@@ -189,6 +189,8 @@ def _answer(timer: Timer, request: Check | Time | Race | SuccessiveHalving | Qui
     except (MemoryError, ModelSizeError):
         return Failed("memory", "its buffers do not fit into memory")
     except TilewrightError as error:  # the object code cannot be loaded
+        return Failed("build", str(error))
+    except KernelFailed as error:
         return Failed("build", str(error))
     except OSError as error:
         if error.errno != errno.ENOMEM:

@@ -304,7 +304,7 @@ class Kernel:
                 result.types[parameter.name] = TileType(literal_type(value))
                 result.scalars[parameter.name] = value
             else:
-                tensor = _tensor(parameter.name, value)
+                tensor = tensor_argument(parameter.name, value)
                 result.kinds.add(_kind(value))
                 result.types[parameter.name] = TileType(Pointer(tensor.dtype))
                 result.tensors.append(tensor)
@@ -360,7 +360,7 @@ def _facts(arguments: Arguments, divisors: bool) -> Facts:
     return Facts(disjoint, tuple((name, d) for name, d in found if d > 1))
 
 
-def _tensor(name: str, value: Any) -> TensorArgument:
+def tensor_argument(name: str, value: Any) -> TensorArgument:
     """An array as its memory, without a copy."""
     if isinstance(value, np.ndarray):
         try:

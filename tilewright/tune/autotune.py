@@ -1,48 +1,18 @@
-"""`@tilewright.autotune`: a tile kernel whose knobs the tuner sets, for each value of its key.
-
-    launch -> the config of its key: as a lock file says, as was measured, as measurements nearby suggest, or predicted
-    tune   -> the tuner (`tuner.py`) on a `TunableKernel`, in the processes of the runner; the winner is kept
-
-A launch measures nothing unless the user asks for it (`effort`). What is chosen is kept in memory, so a launch costs
-one look into a dictionary more than that of a plain kernel.
-"""
+"""`@tilewright.autotune`: a tile kernel whose knobs the tuner sets, for each value of its key."""
 
 from __future__ import annotations
 
 import functools
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from tilewright.db.database import Database
-from tilewright.db.known import read_decisions
-from tilewright.db.location import default_path
-from tilewright.db.record import Record
-from tilewright.errors import AutotuneError, LockError, OptionError, ReferenceMismatchError
-from tilewright.measure.runner import Runner
-from tilewright.runtime.plan import Origin
-from tilewright.space.space import Config
-from tilewright.support.trace import Trace
+from tilewright.errors import AutotuneError
 from tilewright.tile.ir import TileProgram
 from tilewright.tile.kernel import Grid, Kernel
-from tilewright.tile.recording import RecordedLaunch
-from tilewright.tile.recording import active as recorded_launches
-from tilewright.tune.choose import Choice
-from tilewright.tune.effort import EFFORTS, Tuning, parse_duration
-from tilewright.tune.kernel_space import SpaceLike, Where, kernel_space
-from tilewright.tune.kernel_tunable import NOTHING, TunableKernel
-from tilewright.tune.known import origin_of
-from tilewright.tune.launches import CPU_OPTIONS, GPU_OPTIONS, LaunchedTile, TileLaunchCall
-from tilewright.tune.lock import FORMAT, Lock, LockedTask, check_lockable, read_lock, write_lock
-from tilewright.tune.neighbours import from_neighbours
-from tilewright.tune.tuner import tune as run_tuner
-
-_NEARBY_RECORDS = 2000
-_SHOWN = 8  # configs in `explain`
+from tilewright.tune.kernel_space import SpaceLike, Where
+from tilewright.tune.launches import LaunchedTile
+from tilewright.tune.tuned_kernel import TunedKernel, tuning_options
 
 
 def autotune(
@@ -87,7 +57,7 @@ def autotune(
     - `seed`, `search`, `cost_model`, `db`: as in `tilewright.compile`.
     - `lock`: a file of configs. Where it exists, launches take what it says; otherwise it is written.
     """
-    options = _tuning(effort, budget, trials, seed, search, cost_model, db)
+    options = tuning_options(effort, budget, trials, seed, search, cost_model, db)
 
     def decorate(kernel: Kernel) -> Autotuned:
         if not isinstance(kernel, Kernel):
@@ -95,376 +65,23 @@ def autotune(
                 f"autotune needs a tile kernel, got {kernel!r}",
                 remedy="write @tilewright.autotune(...) above @tilewright.kernel",
             )
-        return Autotuned(kernel, space, key, where, reference, tolerance, options, lock)
+        return Autotuned(kernel, LaunchedTile(kernel), space, key, where, reference, tolerance, options, lock)
 
     return decorate
 
 
-def _tuning(
-    effort: str,
-    budget: float | str | None,
-    trials: int | None,
-    seed: int,
-    search: str,
-    cost_model: str,
-    db: str | Path | None,
-) -> Tuning:
-    efforts = ("none", *EFFORTS)
-    if effort not in efforts:
-        raise OptionError(f"effort must be one of {', '.join(map(repr, efforts))}, got {effort!r}")
-    seconds = None if budget is None else parse_duration(budget)
-    if trials is not None and (isinstance(trials, bool) or not isinstance(trials, int) or trials < 1):
-        raise OptionError(f"trials must be a whole number above 0, got {trials!r}")
-    path = None if db is None else Path(db)
-    return Tuning(effort, seconds, seed, search, path, cost_model, trials=trials)
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """The outcome of tuning one launch."""
-
-    config: dict[str, Any]
-    seconds: float | None
-    origin: Origin
-    trials: int
-    failures: dict[str, int]  # by kind
-
-    def __str__(self) -> str:
-        values = " ".join(f"{name}={value}" for name, value in self.config.items())
-        failed = "".join(f", {count} {kind}" for kind, count in sorted(self.failures.items()))
-        took = "" if self.seconds is None else f", {self.seconds * 1e6:.1f} us"
-        return f"{values} ({self.origin}{took}; {self.trials} trials{failed})"
-
-
-class Autotuned:
+class Autotuned(TunedKernel):
     """A tile kernel whose knobs are set: launched as the kernel itself, without them."""
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        space: SpaceLike,
-        key: Sequence[str],
-        where: Where | Sequence[Where],
-        reference: Callable[..., Any] | None,
-        tolerance: float | None,
-        tuning: Tuning,
-        lock: str | Path | None,
-    ) -> None:
+    launch_options = ("debug", "unwritten", "options")
+
+    def __init__(self, kernel: Kernel, *rest: Any) -> None:
+        super().__init__(*rest)
         functools.update_wrapper(self, kernel.function)
         self.kernel = kernel
-        self.launched = LaunchedTile(kernel)
-        self.reference, self.tolerance, self.tuning = reference, tolerance, tuning
-        parameters = {each.name: each for each in kernel.source.parameters}
-        self.space = kernel_space(space, where, list(parameters))
-        for name in self.space.names:
-            if name in (*CPU_OPTIONS, *GPU_OPTIONS) and name not in parameters:
-                continue
-            if name not in parameters or not parameters[name].is_constexpr:
-                known = [each.name for each in parameters.values() if each.is_constexpr]
-                raise AutotuneError(
-                    f"knob {name!r} is no constexpr parameter of {kernel.source.name}",
-                    remedy=f"use some of {', '.join(known) or 'none'}, or an option of the launch:"
-                    f" {', '.join((*CPU_OPTIONS, *GPU_OPTIONS))}",
-                )
-        self.key = (key,) if isinstance(key, str) else tuple(key)
-        arguments = [name for name in parameters if name not in self.space.names]
-        for name in self.key:
-            if name not in arguments:
-                raise AutotuneError(
-                    f"key {name!r} is no parameter of {kernel.source.name}, or is a knob",
-                    remedy=f"use some of {', '.join(arguments)}",
-                )
-        self._arguments = arguments
-        self._lock = None if lock is None else _LockFile(Path(lock))
-        self._choices: dict[Any, tuple[Choice, dict[str, Any], dict[str, Any]]] = {}
-        self._explained: dict[Any, tuple[str, Choice]] = {}
-
-    def __repr__(self) -> str:
-        return f"<tuned tile kernel {self.launched.name}>"
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.kernel(*args, **kwargs)
-
-    def __getitem__(self, grid: Grid) -> Callable[..., None]:
-        """A function that launches the kernel on this grid, with the config of its key."""
-
-        def launch(*args: Any, debug: bool = False, unwritten: Sequence[str] = (), **kwargs: Any) -> None:
-            extra = kwargs.pop("options", None) or {}
-            bound = self._bound(args, kwargs)
-            if (recording := recorded_launches()) is not None:
-                recording.append(RecordedLaunch(self, grid, bound, is_tuned=True))
-                return
-            knobs, options = self._config_for(grid, bound)
-            self.kernel[grid](
-                debug=debug, unwritten=unwritten, options={**options, **extra}, **bound, **knobs
-            )
-
-        return launch
-
-    # -- choosing -----------------------------------------------------------------------------------------------------
-
-    def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        given = dict(zip(self._arguments, args, strict=False))
-        if len(args) > len(self._arguments):
-            raise AutotuneError(
-                f"{self.launched.name} takes {len(self._arguments)} arguments, got {len(args)}",
-                remedy=f"pass {', '.join(self._arguments)}; the tuner sets {', '.join(self.space.names)}",
-            )
-        for name, value in kwargs.items():
-            if name in self.space.names:
-                raise AutotuneError(
-                    f"`{name}` is a knob of {self.launched.name}, which the tuner sets",
-                    remedy=f"leave it out, or launch {self.launched.name}.kernel[grid](...) with a config of your own",
-                )
-            given[name] = value
-        parameters = [name for name in self.space.names if name in self._parameters]
-        bound = self.kernel.bind((), {**given, **dict.fromkeys(parameters)})
-        return {name: value for name, value in bound.items() if name not in parameters}
-
-    @functools.cached_property
-    def _parameters(self) -> frozenset[str]:
-        return frozenset(each.name for each in self.kernel.source.parameters)
-
-    def _signature(self, bound: Mapping[str, Any]) -> tuple[Any, ...]:
-        """What the choice of a config depends on."""
-        found: list[tuple[Any, ...]] = []
-        for name, value in bound.items():
-            if isinstance(value, np.ndarray):
-                found.append((value.dtype, value.shape if name in self.key else None))
-            elif hasattr(value, "data_ptr"):
-                found.append((value.dtype, value.device, value.shape if name in self.key else None))
-            elif name in self.key or not isinstance(value, int | float) or isinstance(value, bool):
-                found.append((name, value))
-            else:
-                found.append((type(value), -(2**31) <= value < 2**31))
-        return tuple(found)
-
-    def _config_for(self, grid: Grid, bound: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        signature = self._signature(bound)
-        known = self._choices.get(signature)
-        if known is None:
-            call = self._call(grid, bound)
-            try:
-                choice = self._choose(call, call.tunable())
-            finally:
-                call.close()
-            known = self._keep(signature, call, choice)
-        return known[1], known[2]
-
-    def _call(self, grid: Grid, bound: dict[str, Any]) -> TileLaunchCall:
-        return TileLaunchCall(
-            self.launched, self.space, grid, bound, self.key, self.reference, self.tolerance
-        )
-
-    def _keep(
-        self, signature: Any, call: TileLaunchCall, choice: Choice
-    ) -> tuple[Choice, dict[str, Any], dict[str, Any]]:
-        values = dict(choice.config.values)
-        options = {name: values.pop(name) for name in call.options}
-        self._choices[signature] = known = choice, values, options
-        self._explained[signature] = _described_key(call), choice
-        if self._lock is not None:
-            self._lock.note(call.tunable(), choice)
-        return known
-
-    def _choose(self, call: TileLaunchCall, tunable: TunableKernel) -> Choice:
-        if (
-            self._lock is not None
-            and (locked := self._lock.choice(tunable, _described_key(call))) is not None
-        ):
-            return locked
-        _check_not_empty(tunable, call)
-        if self.tuning.measures:
-            return self._tune(call, tunable, self.tuning, None)
-        return self._unmeasured(tunable)
-
-    def _unmeasured(self, tunable: TunableKernel) -> Choice:
-        """What was measured for this key, or nearby, or what is predicted."""
-        path = self.tuning.db or default_path()
-        if path.exists():
-            decision = read_decisions([tunable.key], path).get(tunable.key)
-            if decision is not None and decision.trials and decision.config in tunable.space:
-                return Choice(NOTHING, decision.config, decision.seconds, origin_of(decision))
-            with Database.open(path) as database:
-                near = from_neighbours(tunable, database.similar(tunable.key, limit=_NEARBY_RECORDS))
-            if near is not None:
-                return near
-        return tunable.predicted()
-
-    # -- measuring ----------------------------------------------------------------------------------------------------
-
-    def tune(
-        self,
-        grid: Grid,
-        *args: Any,
-        effort: str = "quick",
-        budget: float | str | None = None,
-        trials: int | None = None,
-        trace: Trace | None = None,
-        **kwargs: Any,
-    ) -> Tuned:
-        """Measure configs for a launch with these arguments, keep the winner, and use it from now on.
-
-        The tensors are copied: nothing is stored to them. `effort`, `budget` and `trials` are those of `autotune`. What
-        was measured before is not measured again. ReferenceMismatchError where no config agrees with the reference;
-        AutotuneError where none runs."""
-        base = self.tuning
-        asked = _tuning(effort, budget, trials, base.seed, base.search, base.cost_model, base.db)
-        bound = self._bound(args, kwargs)
-        call = self._call(grid, bound)
-        try:
-            tunable = call.tunable()
-            _check_not_empty(tunable, call)
-            choice = self._tune(call, tunable, asked, trace) if asked.measures else self._unmeasured(tunable)
-            self._keep(self._signature(bound), call, choice)
-            return self._tuned(tunable, choice)
-        finally:
-            call.close()
-
-    def _tune(
-        self, call: TileLaunchCall, tunable: TunableKernel, tuning: Tuning, trace: Trace | None
-    ) -> Choice:
-        name = tunable.key.task
-        device = None if call.kind == "cpu" else 0
-
-        def runner(threads: int) -> Runner:
-            return Runner(threads, device=device)
-
-        choices = run_tuner(
-            {name: (tunable, 1)},
-            tuning,
-            threads=max(1, tunable.threads),
-            trace=trace or Trace.off(),
-            runner=runner,
-        )
-        choice = choices[name]
-        self._check_measured(tunable)
-        return choice
-
-    def _records(self, tunable: TunableKernel) -> list[Record]:
-        with Database.open(self.tuning.db) as database:
-            return database.records(tunable.key)
-
-    def _check_measured(self, tunable: TunableKernel) -> None:
-        """An error where everything failed: there is no config to run."""
-        records = [record for record in self._records(tunable) if record.config in tunable.space]
-        failures = Counter(record.failure for record in records if record.failure)
-        if not failures or any(record.seconds is not None for record in records):
-            return
-        last = records[-1]
-        count = f"none of {len(records)} configs of {self.launched.name}"
-        if set(failures) == {"wrong"} and self.reference is not None:
-            raise ReferenceMismatchError(f"{count} agrees with the reference: {last.message} ({last.config})")
-        kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(failures.items()))
-        raise AutotuneError(
-            f"{count} could be measured ({kinds}): {last.message} ({last.config})",
-            remedy="check the kernel with kernel.interpret[grid](..., debug=True), or add configs that work",
-        )
-
-    def _tuned(self, tunable: TunableKernel, choice: Choice) -> Tuned:
-        records = self._records(tunable)
-        failures = Counter(record.failure for record in records if record.failure)
-        return Tuned(dict(choice.config.values), choice.seconds, choice.origin, len(records), dict(failures))
-
-    # -- for people ---------------------------------------------------------------------------------------------------
-
-    def explain(self, grid: Grid | None = None, *args: Any, **kwargs: Any) -> str:
-        """Which config launches take, and where it came from: measured ("tuned"), a lock file, measurements at other
-        values of the key ("neighbour"), or the analytical model ("predicted").
-
-        With the grid and the arguments of a launch: of that one, with the fastest configs that were measured, and
-        failures by kind. Without: of all launches of this process."""
-        if grid is None:
-            lines = [_line(key, choice) for key, choice in self._explained.values()]
-            return "\n".join([f"{self.launched.name}: {len(lines)} keys", *lines])
-        bound = self._bound(args, kwargs)
-        call = self._call(grid, bound)
-        self._config_for(grid, bound)
-        choice = self._choices[self._signature(bound)][0]
-        tunable = call.tunable()
-        lines = [f"{self.launched.name}", _line(_described_key(call), choice)]
-        path = self.tuning.db or default_path()
-        records = self._records(tunable) if path.exists() else []
-        timed = {record.config: record for record in records if record.seconds is not None}
-        for record in sorted(timed.values(), key=lambda each: each.seconds or 0.0)[:_SHOWN]:
-            lines.append(f"    {(record.seconds or 0.0) * 1e6:10.1f} us  {_values(record.config)}")
-        failed = [record for record in records if record.failure]
-        for record in failed[:_SHOWN]:
-            lines.append(f"    {record.failure:>13}  {_values(record.config)}: {record.message}")
-        return "\n".join(lines)
-
-    def best(self, grid: Grid, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """The config that a launch with these arguments takes."""
-        bound = self._bound(args, kwargs)
-        knobs, options = self._config_for(grid, bound)
-        return {**knobs, **options}
 
     def program(self, grid: Grid, *args: Any, **kwargs: Any) -> TileProgram:
         """The tile program that a launch with these arguments runs."""
         bound = self._bound(args, kwargs)
         knobs, _ = self._config_for(grid, bound)
         return self.kernel.program(**bound, **knobs)
-
-
-def _check_not_empty(tunable: TunableKernel, call: TileLaunchCall) -> None:
-    if next(iter(tunable.space.configs()), None) is None:
-        raise AutotuneError(
-            f"no config of {call.launched.name} is legal for {_described_key(call)}: its predicates (`where`) admit"
-            f" none of {tunable.space.size} combinations",
-            remedy="widen the choices of the knobs, or the predicates",
-        )
-
-
-def _described_key(call: TileLaunchCall) -> str:
-    values = ", ".join(f"{name}={value}" for name, value in call.facts.key.items())
-    types = ", ".join(dict.fromkeys(call.facts.dtypes.values()))
-    return f"{values or 'any arguments'} ({types or 'no tensors'} on {call.kind})"
-
-
-def _values(config: Config) -> str:
-    return " ".join(f"{name}={value}" for name, value in config.values)
-
-
-def _line(key: str, choice: Choice) -> str:
-    took = "" if choice.seconds is None else f", {choice.seconds * 1e6:.1f} us"
-    return f"  {key}: {_values(choice.config)} [{choice.origin}{took}]"
-
-
-class _LockFile:
-    """The configs of a kernel's keys in a lock file: read where it exists, written where it does not."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._read: Lock | None = None
-        self._opened = False
-        self._written: dict[str, LockedTask] = {}
-
-    def _existing(self) -> Lock | None:
-        if not self._opened:
-            self._opened, self._read = True, read_lock(self.path)
-            if self._read is None:
-                check_lockable(self.path)
-        return self._read
-
-    def choice(self, tunable: TunableKernel, key: str) -> Choice | None:
-        lock = self._existing()
-        if lock is None:
-            return None
-        locked = lock.tasks.get(tunable.key.task)
-        if locked is None:
-            raise LockError(
-                f"{self.path} has no config of {tunable.label} for {key}",
-                remedy="remove the file to choose anew, or launch with a key that it has",
-            )
-        if locked.config not in tunable.space:
-            raise LockError(f"{self.path}: {locked.config} is no legal config of {tunable.label} for {key}")
-        return Choice(NOTHING, locked.config, None, Origin("lock"))
-
-    def note(self, tunable: TunableKernel, choice: Choice) -> None:
-        if self._existing() is not None:
-            return
-        config = choice.config
-        self._written[tunable.key.task] = LockedTask(
-            tunable.label, tunable.launched.source, config.template, dict(config.values)
-        )
-        write_lock(self.path, Lock(FORMAT, "fast", dict(self._written), target=tunable.machine.kind))

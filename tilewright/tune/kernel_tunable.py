@@ -19,8 +19,10 @@ from tilewright.db.versions import sources
 from tilewright.errors import InternalError, TilewrightError
 from tilewright.hw import Machine
 from tilewright.hw.machine import description
+from tilewright.measure.calibration import machine_key
 from tilewright.measure.jobs import Job
 from tilewright.measure.kernel_job import Grid3
+from tilewright.numerics import recorded
 from tilewright.runtime.plan import PREDICTED, Origin
 from tilewright.space.candidates import Configs
 from tilewright.space.implementation import Implementation, Kernel
@@ -44,6 +46,9 @@ class Launched(Protocol):
     @property
     def source(self) -> str:
         """The fingerprint of its source."""
+
+    def toolchain(self) -> str | None:
+        """The version of the compiler that makes machine code of it; None: Tilewright's own."""
 
     def terms(
         self, launch: LaunchFacts, config: Config, machine: Machine
@@ -171,7 +176,10 @@ class TunableKernel:
         task = fingerprint(
             "kernel", self.launched.source, self.facts.same_problem, sorted(self.facts.key.items())
         )
-        return Key.of_task(task, self.machine, "fast", self.threads)
+        tools = self.launched.toolchain()
+        if tools is None:
+            return Key.of_task(task, self.machine, "fast", self.threads)
+        return Key(task, machine_key(self.machine), tools, recorded("fast"), self.threads)
 
     @property
     def label(self) -> str:

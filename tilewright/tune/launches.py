@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -33,14 +33,44 @@ from tilewright.runtime.threads import resolve as resolve_threads
 from tilewright.space.space import Config
 from tilewright.space.terms import Counted
 from tilewright.support.bundle import Bundle, bundle_of, constant_reference
+from tilewright.tile.frontend.source import Parameter
 from tilewright.tile.ir import Pointer, TileType
-from tilewright.tile.kernel import Grid, Kernel
+from tilewright.tile.kernel import Arguments, Grid, Kernel
 from tilewright.tile.memory import TensorArgument
 from tilewright.tile.passes.written import written_params
 from tilewright.tune.kernel_space import KernelSpace
-from tilewright.tune.kernel_tunable import LaunchFacts, TunableKernel, template_of
+from tilewright.tune.kernel_tunable import Launched, LaunchFacts, TunableKernel, template_of
 
 CPU_OPTIONS, GPU_OPTIONS = ("threads",), ("warps", "stages")
+
+
+class LaunchedKernel(Launched, Protocol):
+    """What a call of a tuned kernel needs of it: a tile kernel, or one of Triton."""
+
+    language: str
+
+    @property
+    def bundle(self) -> Bundle:
+        """Its source, for other processes."""
+
+    @property
+    def parameters(self) -> Sequence[Parameter]: ...
+
+    def options(self, kind: str) -> tuple[str, ...]:
+        """Knobs that are options of a launch on this kind of device."""
+
+    def bind(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments by name, defaults included."""
+
+    def describe(self, bound: Mapping[str, Any]) -> tuple[Arguments, str]:
+        """What the arguments are, and the kind of device that tensors are on."""
+
+    def grid_of(self, grid: Any, bound: Mapping[str, Any]) -> Grid3: ...
+
+    def launch(self, grid: Any, bound: Mapping[str, Any], options: Mapping[str, Any], **how: Any) -> None: ...
+
+    def written(self, launch: LaunchFacts, config: Config) -> set[str]:
+        """Names of parameters that it stores to; others may be among them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,10 +78,37 @@ class LaunchedTile:
     """A tile kernel as something to launch."""
 
     kernel: Kernel
+    language = "tile"
 
     @property
     def name(self) -> str:
         return self.kernel.source.name
+
+    @property
+    def parameters(self) -> Sequence[Parameter]:
+        return self.kernel.source.parameters
+
+    def options(self, kind: str) -> tuple[str, ...]:
+        return CPU_OPTIONS if kind == "cpu" else GPU_OPTIONS
+
+    def toolchain(self) -> str | None:
+        return None
+
+    def bind(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        return self.kernel.bind((), given)
+
+    def describe(self, bound: Mapping[str, Any]) -> tuple[Arguments, str]:
+        return self.kernel.describe(bound)
+
+    def grid_of(self, grid: Grid, bound: Mapping[str, Any]) -> Grid3:
+        return self.kernel.grid_of(grid, bound)
+
+    def launch(self, grid: Grid, bound: Mapping[str, Any], options: Mapping[str, Any], **how: Any) -> None:
+        self.kernel[grid](options=options, **how, **bound)
+
+    def written(self, launch: LaunchFacts, config: Config) -> set[str]:
+        program = self.kernel.specialise(_types(launch), {**launch.constants, **_knobs(launch, config)})
+        return set(written_params(program))
 
     @cached_property
     def bundle(self) -> Bundle:
@@ -100,10 +157,10 @@ class Shaped:
 
 
 @dataclass(frozen=True, eq=False)
-class TileLaunchCall:
+class LaunchCall:
     """One call of a tuned kernel: everything but its config."""
 
-    launched: LaunchedTile
+    launched: LaunchedKernel
     knobs: KernelSpace
     grid: Grid
     bound: dict[str, Any]  # arguments by name, without the knobs
@@ -114,15 +171,13 @@ class TileLaunchCall:
 
     @cached_property
     def _described(self) -> tuple[Any, str]:
-        return self.launched.kernel.describe({**self._placeholders, **self.bound})
+        return self.launched.describe({**self._placeholders, **self.bound})
 
     @property
     def _placeholders(self) -> dict[str, Any]:
         """Values of knobs, for what does not depend on them."""
         return {
-            parameter.name: None
-            for parameter in self.launched.kernel.source.parameters
-            if parameter.name not in self.bound
+            parameter.name: None for parameter in self.launched.parameters if parameter.name not in self.bound
         }
 
     @property
@@ -135,7 +190,7 @@ class TileLaunchCall:
 
     @cached_property
     def options(self) -> tuple[str, ...]:
-        known = CPU_OPTIONS if self.kind == "cpu" else GPU_OPTIONS
+        known = self.launched.options(self.kind)
         return tuple(name for name in self.knobs.names if name in known)
 
     @cached_property
@@ -153,7 +208,7 @@ class TileLaunchCall:
         )
 
     def tunable(self) -> TunableKernel:
-        parameters = {parameter.name for parameter in self.launched.kernel.source.parameters}
+        parameters = {parameter.name for parameter in self.launched.parameters}
         kept = [name for name in self.knobs.names if name in parameters or name in self.options]
         plain = {**self.facts.scalars, **self.facts.constants, **self._shaped(self.facts)}
         space = self.knobs.space(template_of(self.launched), plain, kept)
@@ -170,7 +225,7 @@ class TileLaunchCall:
     def grid_sizes(self, bound: Mapping[str, Any]) -> Grid3:
         """AutotuneError where the user's function of the grid fails."""
         try:
-            return self.launched.kernel.grid_of(self.grid, bound)
+            return self.launched.grid_of(self.grid, bound)
         except TilewrightError:
             raise
         except Exception as error:
@@ -194,7 +249,7 @@ class TileLaunchCall:
         start = tunable.start.config
         expected = self._expected(file, start)
         spec = KernelSpec(
-            "tile",
+            self.launched.language,
             self.launched.bundle,
             self.kind,
             to_text(self.machine),
@@ -222,10 +277,8 @@ class TileLaunchCall:
     def _expected(self, file: DataFile, start: Config) -> tuple[StoredArray, ...]:
         if self.reference is None:
             return ()
-        program = self.launched.kernel.specialise(
-            _types(self.facts), {**self.facts.constants, **_knobs(self.facts, start)}
-        )
-        names = [name for name in self.facts.shapes if name in written_params(program)]
+        written = self.launched.written(self.facts, start)
+        names = [name for name in self.facts.shapes if name in written]
         found = reference_results(self.reference, self.bound, names, self.launched.name)
         for name, values in found.items():
             if values.shape != self.facts.shapes[name]:

@@ -11,10 +11,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
@@ -45,6 +45,9 @@ from tilewright.tune.choose import Choice
 from tilewright.tune.effort import BUILT_IN_COST_MODELS, BUILT_IN_SEARCHES, KNOWN, Tuning, parse_duration
 from tilewright.tune.effort import EFFORTS as MEASURING
 
+if TYPE_CHECKING:
+    from tilewright.targets.pooled import Pool
+
 EFFORTS = ("none", *MEASURING)
 
 
@@ -66,6 +69,7 @@ def compile(
     db: str | Path | None = ...,
     numerics: str | None = ...,
     threads: int | None = ...,
+    pool: Pool | str | None = ...,
     trace: Trace | None = ...,
 ) -> CompiledModel: ...
 
@@ -88,6 +92,7 @@ def compile(
     db: str | Path | None = ...,
     numerics: str | None = ...,
     threads: int | None = ...,
+    pool: Pool | str | None = ...,
     trace: Trace | None = ...,
 ) -> DynamicModel: ...
 
@@ -109,6 +114,7 @@ def compile(
     db: str | Path | None = None,
     numerics: str | None = None,
     threads: int | None = None,
+    pool: Pool | str | None = None,
     trace: Trace | None = None,
 ) -> CompiledModel | DynamicModel:
     """Compile a model for inputs like the examples, and return it as a `CompiledModel`, which is called like it.
@@ -158,6 +164,8 @@ def compile(
       where PyTorch may do so too (`torch.backends.cuda.matmul.allow_tf32`). docs/numerics.md has the details.
     - `threads`: the number of threads of a call; None uses `TILEWRIGHT_THREADS`, or all cores that this process may
       use.
+    - `pool`: the address of a pool of machines, or a `Pool`: candidates are built, checked and timed there, for the
+      device that it names, which need not be here (docs/pool.md).
     - `trace`: collects events, for progress and reports.
 
     The result is called like the model, with torch tensors (of the target's device) or NumPy arrays.
@@ -175,32 +183,66 @@ def compile(
     )
     model = frontend.opened(model)
     example_inputs = joined(example_inputs, example_kwargs)
-    resolved = resolve_target(target, model, example_inputs)
-    numerics = resolve_option("numerics", numerics or resolved.default_numerics(), NUMERICS)
-    tuning = resolve_tuning(
-        effort,
-        budget,
-        resolved,
-        seed=seed,
-        db=db,
-        search=search,
-        cost_model=cost_model,
-        allocation=allocation,
-    )
-
     if dynamic and lock is not None:
         raise OptionError(
             "a lock file covers a single input signature, and dynamic=True compiles several",
             remedy="compile each input signature with a lock file of its own, or leave `lock` out",
         )
-    if dynamic:
-        policy = dynamic if isinstance(dynamic, Policy) else None
-        return compile_dynamic(model, example_inputs, resolved, numerics, threads, policy, trace, tuning)
-    with trace.span("import"):
-        imported = frontend.import_model(model, example_inputs)
-    return compile_imported(
-        imported, resolved, numerics=numerics, threads=threads, trace=trace, tuning=tuning, lock=lock
-    )
+    if dynamic and pool is not None:
+        raise OptionError(
+            "dynamic=True compiles when calls come, and a pool is only there while it tunes",
+            remedy="tune each input signature with the pool, then compile with dynamic=True",
+        )
+    with _measuring(pool, target, effort, trace) as (target, runner):
+        resolved = resolve_target(target, model, example_inputs)
+        numerics = resolve_option("numerics", numerics or resolved.default_numerics(), NUMERICS)
+        tuning = resolve_tuning(
+            effort,
+            budget,
+            resolved,
+            seed=seed,
+            db=db,
+            search=search,
+            cost_model=cost_model,
+            allocation=allocation,
+            elsewhere=runner is not None,
+        )
+        if dynamic:
+            policy = dynamic if isinstance(dynamic, Policy) else None
+            return compile_dynamic(model, example_inputs, resolved, numerics, threads, policy, trace, tuning)
+        with trace.span("import"):
+            imported = frontend.import_model(model, example_inputs)
+        return compile_imported(
+            imported,
+            resolved,
+            numerics=numerics,
+            threads=threads,
+            trace=trace,
+            tuning=tuning,
+            lock=lock,
+            runner=runner,
+        )
+
+
+@contextmanager
+def _measuring(
+    pool: Pool | str | None, target: Any, effort: str, trace: Trace
+) -> Iterator[tuple[Any, Callable[[int], Any] | None]]:
+    """The target, and what measures for it: of a pool's device where a pool is given, else (`target`, None)."""
+    if pool is None:
+        yield target, None
+        return
+    if target is not None:
+        raise OptionError(
+            "the device of the pool is the target",
+            remedy="leave `target` out, and name the device in the pool",
+        )
+    if effort == "none":
+        raise OptionError('effort="none" measures nothing and needs no pool; say effort="quick" or "full"')
+    from tilewright.targets.pooled import connected
+
+    with connected(pool, trace) as connection:
+        yield connection.machine, connection.runner
 
 
 def compile_all(
@@ -220,6 +262,7 @@ def compile_all(
     db: str | Path | None = None,
     numerics: str | None = None,
     threads: int | None = None,
+    pool: Pool | str | None = None,
     trace: Trace | None = None,
 ) -> list[CompiledModel]:
     """Compile several models in one tuning run, each with its example inputs.
@@ -249,43 +292,46 @@ def compile_all(
     examples = [
         (frontend.opened(model), joined(inputs, *kwargs or (None,))) for model, inputs, *kwargs in models
     ]
-    resolved = resolve_target(target, *examples)
-    numerics = resolve_option("numerics", numerics or resolved.default_numerics(), NUMERICS)
-    tuning = resolve_tuning(
-        effort,
-        budget,
-        resolved,
-        seed=seed,
-        db=db,
-        search=search,
-        cost_model=cost_model,
-        allocation=allocation,
-    )
-    latencies = resolve_latency(latency, len(models))
-    with trace.span("import"):
-        imported = [frontend.import_model(model, inputs) for model, inputs in examples]
-    with trace.span("rewrite"):
-        partitions = [resolved.partition(one, numerics, trace) for one in imported]
-    goals = tuple(
-        Goal({key: count for key, (_, count) in computed(partition).items()}, seconds)
-        for partition, seconds in zip(partitions, latencies, strict=True)
-    )
-    chosen = choose_implementations(
-        resolved,
-        partitions,
-        numerics,
-        threads,
-        trace,
-        tuning=tuning,
-        lock=lock,
-        objective=Objective(
-            goals, resolve_task_latency(task_latency, together(partitions)), resolve_objective(objective)
-        ),
-    )
-    return [
-        _build_and_load(one, partition, resolved, chosen.choices, numerics, threads, trace)
-        for one, partition in zip(imported, chosen.partitions, strict=True)
-    ]
+    with _measuring(pool, target, effort, trace) as (target, runner):
+        resolved = resolve_target(target, *examples)
+        numerics = resolve_option("numerics", numerics or resolved.default_numerics(), NUMERICS)
+        tuning = resolve_tuning(
+            effort,
+            budget,
+            resolved,
+            seed=seed,
+            db=db,
+            search=search,
+            cost_model=cost_model,
+            allocation=allocation,
+            elsewhere=runner is not None,
+        )
+        latencies = resolve_latency(latency, len(models))
+        with trace.span("import"):
+            imported = [frontend.import_model(model, inputs) for model, inputs in examples]
+        with trace.span("rewrite"):
+            partitions = [resolved.partition(one, numerics, trace) for one in imported]
+        goals = tuple(
+            Goal({key: count for key, (_, count) in computed(partition).items()}, seconds)
+            for partition, seconds in zip(partitions, latencies, strict=True)
+        )
+        chosen = choose_implementations(
+            resolved,
+            partitions,
+            numerics,
+            threads,
+            trace,
+            tuning=tuning,
+            lock=lock,
+            objective=Objective(
+                goals, resolve_task_latency(task_latency, together(partitions)), resolve_objective(objective)
+            ),
+            runner=runner,
+        )
+        return [
+            _build_and_load(one, partition, resolved, chosen.choices, numerics, threads, trace)
+            for one, partition in zip(imported, chosen.partitions, strict=True)
+        ]
 
 
 def compile_dynamic(
@@ -331,8 +377,10 @@ def compile_imported(
     share: Share = unshared,
     tuning: Tuning = KNOWN,
     lock: str | Path | None = None,
+    runner: Callable[[int], Any] | None = None,
 ) -> CompiledModel:
-    """Run the pipeline on an imported graph, whatever frontend it came from. `tuning` says how much to measure."""
+    """Run the pipeline on an imported graph, whatever frontend it came from. `tuning` says how much to measure.
+    `runner` measures, where it is not this machine."""
     trace = trace or Trace.off()
     resolved = resolve_target(target)
     # Measuring takes long, and candidates should be measured under the usual conditions.
@@ -341,7 +389,7 @@ def compile_imported(
         with trace.span("rewrite"):
             partition = resolved.partition(imported, numerics, trace)
         chosen = choose_implementations(
-            resolved, [partition], numerics, threads, trace, tuning=tuning, lock=lock
+            resolved, [partition], numerics, threads, trace, tuning=tuning, lock=lock, runner=runner
         )
         (partition,) = chosen.partitions
         return _build_and_load(imported, partition, resolved, chosen.choices, numerics, threads, trace, share)
@@ -456,10 +504,12 @@ def resolve_tuning(
     search: str = "guided",
     cost_model: str = "boosted",
     allocation: str = "gradient",
+    elsewhere: bool = False,
 ) -> Tuning:
+    """`elsewhere`: a pool measures, and the target need not be here."""
     check_options(effort=effort, budget=budget, seed=seed)
     path = None if db is None else Path(db)
-    if effort != "none" and not target.is_here:
+    if effort != "none" and not target.is_here and not elsewhere:
         raise OptionError(
             f'effort={effort!r} measures on this machine, and the target is another; say effort="none"'
         )

@@ -160,6 +160,12 @@ class MissingDependencyError(TilewrightError):
     """An optional package is needed and not installed."""
 
 
+class PoolError(TilewrightError):
+    """A pool of machines cannot be used: it is not there, it refuses this process, or it lacks what is needed."""
+
+    remedy = "look at `tilewright pool ls`, and start one: tilewright pool up"
+
+
 class MeasurementError(TilewrightError):
     """Nothing can be measured here: no process could be started, or memory could not be shared with one."""
 

@@ -57,8 +57,8 @@ from tilewright.space.outcome import Outcome
 from tilewright.space.registration import registering_modules
 from tilewright.space.space import Config
 
-_BUILDING, _TIMING = "tilewright.measure.building:serve", "tilewright.measure.timing:serve"
-_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+BUILDING, TIMING = "tilewright.measure.building:serve", "tilewright.measure.timing:serve"
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 _BUILD_SECONDS = 30.0
 _PREPARE_SECONDS = 60.0  # to start, load a kernel, and pack its inputs
@@ -145,7 +145,7 @@ class Runner:
         build_seconds: float = _BUILD_SECONDS,
         seed: int | None = None,
         device: int | None = None,
-        timing: str = _TIMING,
+        timing: str = TIMING,
     ) -> None:
         self.threads, self.cold, self.device = threads, cold, device
         self.seed = secrets.randbits(32) if seed is None else seed
@@ -153,11 +153,11 @@ class Runner:
         total = psutil.virtual_memory().total
         self._modules, self._build_seconds = tuple(modules), build_seconds
         limit = memory or max(_MIN_MEMORY, total // 2 // count)
-        self._builders = [Child(_BUILDING, limit, _ONE_THREAD) for _ in range(count)]
+        self._builders = [Child(BUILDING, limit, ONE_THREAD) for _ in range(count)]
         # A GPU driver takes much address space and makes a process start slowly.
         own = max(_MIN_MEMORY, total * 3 // 4) if device is None else _DEVICE_MEMORY
-        self._timer = Child(timing, own, _ONE_THREAD)
-        self._spare = None if device is None else Child(timing, own, _ONE_THREAD)
+        self._timer = Child(timing, own, ONE_THREAD)
+        self._spare = None if device is None else Child(timing, own, ONE_THREAD)
         self._loaded_job: Job | None = None
         self._numbers = 0
         self._validations: OrderedDict[Job, _ValidationFile | Failed] = OrderedDict()
@@ -195,6 +195,11 @@ class Runner:
     def drift(self) -> float:
         """The time of the reference kernel now, relative to the start."""
         return self._reference / self._first_reference if self._first_reference else 1.0
+
+    @property
+    def reference(self) -> float:
+        """Seconds of the reference kernel, alongside the last candidate that was timed."""
+        return self._reference
 
     # -- the interface --------------------------------------------------------------------------------------------
 
@@ -242,8 +247,17 @@ class Runner:
         """Time configs interleaved, for about this long in total. A config that fails has no times."""
         made = dict(zip(configs, self.build(job, configs), strict=True))
         running = {config: each for config, each in made.items() if isinstance(each, Made)}
-        times = self._interleaved(job, running, lambda numbers: Race(numbers, seconds))
+        times = self.race_built(job, running, seconds)
         return [times.get(config, []) for config in configs]
+
+    def race_built(
+        self, job: Job, made: Mapping[Config, Made], seconds: float
+    ) -> dict[Config, list[float]]:
+        """The same for object code, whoever made it."""
+        return self._interleaved(job, made, lambda numbers: Race(numbers, seconds))
+
+    def acknowledge(self, measured: Sequence[Measurement]) -> None:
+        """These are in the database. A local runner keeps nothing for them."""
 
     def successive_halving(
         self, job: Job, made: Mapping[Config, Made], seconds: float

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -48,9 +48,10 @@ def choose_implementations(
     tuning: Tuning = KNOWN,
     lock: str | Path | None = None,
     objective: Objective | None = None,
+    runner: Callable[[int], Any] | None = None,
 ) -> Chosen:
     """Choose the implementation of each task: from the lock file, by measuring now, from earlier measurements, or
-    predicted."""
+    predicted. `runner` measures instead of the target's own, on another machine."""
     pairs = alternatives(partitions) if target.joins_reductions() else {}
     path = None if lock is None else Path(lock)
     if path is not None:
@@ -63,7 +64,9 @@ def choose_implementations(
     alternative_tasks = {key: Work(pair.joined, target.machine, numerics) for key, pair in pairs.items()}
     count = target.threads(threads)
     if tuning.measures:
-        choices = _tuned(target, partitions, works, pairs, alternative_tasks, count, trace, tuning, objective)
+        choices = _tuned(
+            target, partitions, works, pairs, alternative_tasks, count, trace, tuning, objective, runner
+        )
     else:
         with trace.span("choose", tasks=len(works)) as span:
             known = known_choices({**works, **alternative_tasks}, count, tuning.db)
@@ -115,6 +118,7 @@ def _tuned(
     trace: Trace,
     tuning: Tuning,
     objective: Objective | None,
+    runner: Callable[[int], Any] | None,
 ) -> dict[str, Choice]:
     # Imports the database and the searches, which only tuning needs.
     from tilewright.targets.model_runs import ModelRuns
@@ -143,8 +147,8 @@ def _tuned(
             threads=threads,
             trace=trace,
             objective=wanted,
-            runner=target.runner,
-            models=ModelRuns(target, partitions, linked, threads),
+            runner=runner or target.runner,
+            models=ModelRuns(target, partitions, linked, threads) if runner is None else None,
             alone=frozenset(close),
             timed=frozenset(task.key for key in close for task in (pairs[key].joined, *pairs[key].separate)),
         )

@@ -64,6 +64,9 @@ class Measuring(Protocol):
 
     def race(self, job: Job, configs: Sequence[Config], seconds: float) -> list[list[float]]: ...
 
+    def acknowledge(self, measured: Sequence[Measurement]) -> None:
+        """These are in the database: nobody needs to keep them for a driver that starts again."""
+
 
 _FINALISTS = 3  # configs of a task, besides the one to beat
 _CLOSE = 1.05  # factor of the best time within which a config may turn out to be the best
@@ -317,6 +320,7 @@ class _Run:
                 with self.shield():
                     predicted = state.predict(configs)
                     self.database.add(state.tell(measured, predicted))
+                runner.acknowledge(measured)
             span.note(
                 best=state.standing.best,
                 before=state.before,

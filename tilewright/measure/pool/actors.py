@@ -1,0 +1,225 @@
+"""What runs on a pool's nodes: builders and timers, as Ray actors around the local processes of `measure`.
+
+A candidate can only crash the child process that it is in. What goes wrong with the node itself (no disk space, object
+code that was changed on its way) is `trouble`: the driver gives the work to another node.
+"""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import os
+import platform
+import socket
+import time
+from collections import OrderedDict
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+
+import msgspec
+
+from tilewright.errors import MeasurementError, PoolError
+from tilewright.hw import host
+from tilewright.hw.machine import to_text
+from tilewright.measure.building import Build, BuildReply, Made
+from tilewright.measure.pool.turns import FairTurns, NodeGate
+from tilewright.measure.pool.wire import (
+    BuildAnswer,
+    BuildRequest,
+    Candidate,
+    Hello,
+    RaceAnswer,
+    RaceRequest,
+    TrialAnswer,
+    TrialRequest,
+    encode,
+    seal,
+    seal_key,
+)
+from tilewright.measure.process import Child, Dead, Failed
+from tilewright.measure.runner import BUILDING, ONE_THREAD, TIMING, Measurement, Runner
+from tilewright.measure.trial import TaskJob
+from tilewright.support.version import VERSION
+
+_BUILD_SECONDS = 45.0
+_BUILDER_MEMORY = 4 << 30
+_KEPT_ANSWERS = 1024
+_KEPT_RUNNERS = 2  # of different seeds
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def _hello(node: str, label: str = "", machine: str = "", pseudo: bool = False) -> bytes:
+    hello = Hello(
+        node,
+        socket.gethostname(),
+        os.getpid(),
+        VERSION,
+        platform.python_version(),
+        time.time(),
+        label,
+        machine,
+        pseudo,
+    )
+    return encode(hello)
+
+
+class Builder:
+    """Makes object code of candidates for any device. One candidate at a time, in a process of its own."""
+
+    def __init__(self, node: str) -> None:
+        self._node, self._key, self._gate = node, _key(), NodeGate(node)
+        self._child = Child(BUILDING, _BUILDER_MEMORY, ONE_THREAD)
+        self._draining = False
+
+    def hello(self) -> bytes:
+        return _hello(self._node)
+
+    def drain(self) -> None:
+        self._draining = True
+
+    def build(self, message: bytes) -> tuple[bytes, bytes]:
+        """(BuildAnswer, the object code)."""
+        if self._draining:
+            return encode(BuildAnswer(trouble="draining")), b""
+        request = msgspec.msgpack.decode(message, type=BuildRequest)
+        with self._gate.building():
+            try:
+                self._child.send(msgspec.msgpack.encode(Build(request.job, request.config, request.modules)))
+                reply = msgspec.msgpack.decode(self._child.receive(_BUILD_SECONDS), type=BuildReply)
+            except Dead as death:
+                reply = death.failed
+            except MeasurementError as error:  # the process does not start
+                return encode(BuildAnswer(trouble=str(error))), b""
+        if isinstance(reply, Made):
+            code = msgspec.msgpack.encode(reply)
+            return encode(BuildAnswer(seal=seal(self._key, request.job, request.config, code))), code
+        assert isinstance(reply, Failed)
+        if "No space left on device" in reply.message or "Disk quota exceeded" in reply.message:
+            return encode(BuildAnswer(trouble=reply.message)), b""
+        return encode(BuildAnswer(failure=reply.kind, message=reply.message)), b""
+
+
+class Timer:
+    """Checks and times candidates on one device, one after the other; users take turns.
+
+    `label`: the device's name in the pool. `device`: the number of a GPU, None for the node's processor. `timing`:
+    what runs in the timing process, for pseudo-devices.
+    """
+
+    def __init__(
+        self, node: str, label: str, device: int | None = None, timing: str = "", machine: str = ""
+    ) -> None:
+        self._node, self._label, self._device, self._timing = node, label, device, timing
+        self._machine = machine or _machine_here(device)
+        self._key, self._gate, self._turns = _key(), NodeGate(node), FairTurns()
+        self._runners: OrderedDict[int, Runner] = OrderedDict()
+        self._answers: OrderedDict[str, bytes] = OrderedDict()  # found, and not yet acknowledged
+        self._draining = False
+
+    def hello(self) -> bytes:
+        return _hello(self._node, self._label, self._machine, bool(self._timing))
+
+    def drain(self) -> None:
+        """Finish what runs; everything else is refused."""
+        self._draining = True
+
+    def acknowledge(self, trials: list[str]) -> None:
+        """These are on the driver's disk."""
+        for trial in trials:
+            self._answers.pop(trial, None)
+
+    def trial(self, message: bytes, code: bytes) -> bytes:
+        """A TrialAnswer."""
+        request = msgspec.msgpack.decode(message, type=TrialRequest)
+        if self._draining:
+            return encode(TrialAnswer(request.trial, trouble="draining"))
+        with self._turns.turn(request.user):
+            if request.trial in self._answers:
+                return self._answers[request.trial]
+            if trouble := self._refused(request.job, request.candidate, code):
+                return encode(TrialAnswer(request.trial, trouble=trouble))
+            try:
+                answer = encode(self._measured(request, code))
+            except (OSError, MeasurementError) as error:
+                return encode(TrialAnswer(request.trial, trouble=_trouble(error)))
+            self._answers[request.trial] = answer
+            while len(self._answers) > _KEPT_ANSWERS:
+                self._answers.popitem(last=False)
+            return answer
+
+    def race(self, message: bytes, *codes: bytes) -> bytes:
+        """A RaceAnswer."""
+        request = msgspec.msgpack.decode(message, type=RaceRequest)
+        if self._draining:
+            return encode(RaceAnswer(trouble="draining"))
+        with self._turns.turn(request.user):
+            for candidate, code in zip(request.candidates, codes, strict=True):
+                if trouble := self._refused(request.job, candidate, code):
+                    return encode(RaceAnswer(trouble=trouble))
+            made = {
+                candidate.config: msgspec.msgpack.decode(code, type=Made)
+                for candidate, code in zip(request.candidates, codes, strict=True)
+            }
+            try:
+                runner = self._runner(request.seed, request.job)
+                with self._alone():
+                    times = runner.race_built(request.job, made, request.seconds)
+            except (OSError, MeasurementError) as error:
+                return encode(RaceAnswer(trouble=_trouble(error)))
+            return encode(RaceAnswer(tuple(tuple(times.get(c.config, ())) for c in request.candidates)))
+
+    def _refused(self, job: TaskJob, candidate: Candidate, code: bytes) -> str:
+        if job.described != self._machine:
+            return "the device is not the machine that the job is for"
+        if not hmac.compare_digest(candidate.seal, seal(self._key, job, candidate.config, code)):
+            return "the object code is not what a builder of this pool made"
+        return ""
+
+    def _measured(self, request: TrialRequest, code: bytes) -> TrialAnswer:
+        runner = self._runner(request.seed, request.job)
+        made = msgspec.msgpack.decode(code, type=Made)
+        with self._alone():
+            found: Measurement = runner.trial(request.job, request.candidate.config, made, best=request.best)
+        return TrialAnswer(request.trial, found, runner.reference)
+
+    def _alone(self) -> AbstractContextManager[None]:
+        """No build of this node runs meanwhile; those do not disturb a GPU."""
+        return self._gate.timing() if self._device is None and not self._timing else nullcontext()
+
+    def _runner(self, seed: int, job: TaskJob) -> Runner:
+        """With the job's validation drawn."""
+        runner = self._runners.pop(seed, None)
+        if runner is None:
+            while len(self._runners) >= _KEPT_RUNNERS:
+                self._runners.popitem(last=False)[1].close()
+            runner = Runner(
+                job.threads, builders=1, seed=seed, device=self._device, timing=self._timing or TIMING
+            )
+        self._runners[seed] = runner
+        runner.threads = job.threads
+        runner.build(job, [])
+        return runner
+
+
+def _key() -> bytes:
+    """Every process of a pool's nodes has its token."""
+    token = os.environ.get("RAY_AUTH_TOKEN", "")
+    if not token:
+        raise PoolError("this node of the pool was started without a token", remedy="tilewright pool join")
+    return seal_key(token)
+
+
+def _machine_here(device: int | None) -> str:
+    if device is None:
+        return to_text(host())
+    from tilewright.hw.gpu import detect  # with the driver's library: only where there is a GPU
+    from tilewright.runtime.cuda import vendor
+
+    there = tuple(sorted(name for name, found in vendor.is_available().items() if found))
+    return to_text(replace(detect(device), libraries=there))
+
+
+def _trouble(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno in _DISK_FULL:
+        return f"the disk is full: {error}"
+    return f"{type(error).__name__}: {error}"

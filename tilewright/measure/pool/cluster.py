@@ -1,0 +1,468 @@
+"""A pool's nodes: starting the first, joining, connecting to it, listing, draining, stopping.
+
+A node is one process of `ray start --block` with its children, and detached actors that are pinned to it. What this
+user started on this machine is in small files under the cache folder: the address and the token (readable by the user
+alone), and the process of each node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import ipaddress
+import json
+import logging
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tilewright import knobs
+from tilewright.errors import MissingDependencyError, OptionError, PoolError
+from tilewright.hw import host
+from tilewright.measure.pool.workers import NAMESPACE, Workers
+from tilewright.measure.process import import_folders
+
+PORT = 6379
+LOOPBACK = "127.0.0.1"
+_START_SECONDS = 90.0
+_STORE_BYTES = 256 << 20
+_TOKEN_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device of a node. `ordinal`: the number of a GPU, None for the processor. `timing`, `machine`: of a
+    pseudo-device, which stands for a machine that is not there."""
+
+    label: str
+    ordinal: int | None = None
+    timing: str = ""
+    machine: str = ""
+
+    @property
+    def resource(self) -> str:
+        kind, _, name = self.label.partition(":")
+        return f"tw_cpu:{name}" if kind == "cpu" else f"tw_device:{name}"
+
+
+def device_here(name: str) -> Device:
+    """Of this machine: "cpu", "cuda" or "cuda:1"."""
+    kind, _, number = name.partition(":")
+    if kind == "cpu" and not number:
+        return Device(f"cpu:{host().cpu}")
+    if kind == "cuda" and (not number or number.isdigit()):
+        from tilewright.hw.gpu import detect
+
+        words = re.findall(r"[a-z0-9]+", detect(int(number or 0)).name.lower())
+        return Device("cuda:" + "-".join(words[1:] or words), int(number or 0))
+    raise OptionError(f"no device of a pool is called {name!r}", remedy="say cpu, cuda or cuda:1")
+
+
+# -- files of this user ------------------------------------------------------------------------------------------------
+
+
+def _folder() -> Path:
+    folder = knobs.get("cache_dir") / "pool"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _write_secret(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+
+
+def token_file(address: str) -> Path:
+    return _folder() / f"{address.replace(':', '_')}.token"
+
+
+def current_address() -> str:
+    """The pool that this user started last on this machine."""
+    try:
+        return (_folder() / "address").read_text().strip()
+    except OSError:
+        raise PoolError(
+            "no pool was started here", remedy="give its ADDRESS, or start one: tilewright pool up"
+        ) from None
+
+
+def read_token(address: str, given: Path | None = None) -> str:
+    """PoolError where there is none that could be read."""
+    if given is None and os.environ.get("RAY_AUTH_TOKEN"):
+        return os.environ["RAY_AUTH_TOKEN"]
+    path = given or token_file(address)
+    try:
+        token = path.read_text().strip()
+    except OSError as error:
+        raise PoolError(
+            f"no token for the pool {address}: {error.strerror or error}",
+            remedy="copy the token file of the machine where the pool was started, and name it: --token-file FILE",
+        ) from None
+    if len(token) < _TOKEN_BYTES:
+        raise PoolError(f"{path} holds no token of a pool", remedy="copy the file that `pool up` names")
+    return token
+
+
+# -- nodes -------------------------------------------------------------------------------------------------------------
+
+
+def up(
+    *,
+    listen: str = LOOPBACK,
+    port: int = PORT,
+    builders: int | None = None,
+    devices: tuple[Device, ...] = (),
+    token: Path | None = None,
+) -> str:
+    """Start a pool with this machine as its first node: its address. Off loopback a token is still needed."""
+    need_ray()
+    address = f"{listen}:{port}"
+    _check_port(listen, port)
+    given = secrets.token_hex(_TOKEN_BYTES) if token is None else read_token(address, token)
+    _write_secret(token_file(address), given)
+    _write_secret(_folder() / "address", address)
+    arguments = ["--head", f"--port={port}", "--include-dashboard=false"]
+    _start(arguments, listen, address, given, builders, devices)
+    return address
+
+
+def join(
+    address: str,
+    *,
+    listen: str | None = None,
+    builders: int | None = None,
+    devices: tuple[Device, ...] = (),
+    token: Path | None = None,
+) -> None:
+    """Let this machine be a further node of a pool. `listen`: this machine's own address in the network."""
+    need_ray()
+    given = read_token(address, token)
+    pool_host = address.rpartition(":")[0]
+    own = listen or (LOOPBACK if _is_loopback(pool_host) else _address_towards(address))
+    _write_secret(token_file(address), given)
+    _start([f"--address={address}"], own, address, given, builders, devices)
+
+
+def _start(
+    arguments: list[str],
+    listen: str,
+    address: str,
+    token: str,
+    builders: int | None,
+    devices: tuple[Device, ...],
+) -> None:
+    count = knobs.usable_cores() if builders is None else builders
+    resources = {device.resource: 1 for device in devices}
+    name = f"{socket.gethostname()}-{secrets.token_hex(3)}"
+    command = [
+        *arguments,
+        "--block",
+        f"--node-ip-address={listen}",
+        f"--node-name={name}",
+        f"--num-cpus={max(1, count)}",
+        f"--resources={json.dumps(resources)}",
+        f"--object-store-memory={_STORE_BYTES}",
+        "--disable-usage-stats",
+    ]
+    log = _folder() / f"{name}.log"
+    with open(log, "w") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "tilewright.measure.pool.launch", *command]
+            if sys.version_info >= (3, 11)
+            else [sys.executable, "-m", "tilewright.measure.pool.launch", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=_environment(token),
+            start_new_session=True,
+        )
+    (_folder() / f"{name}.node").write_text(json.dumps({"pid": process.pid, "address": address}))
+    try:
+        with connected(address, token, process, log):
+            _create_workers(name, count, devices)
+    except BaseException:
+        _stop(process.pid)
+        (_folder() / f"{name}.node").unlink(missing_ok=True)
+        raise
+
+
+def _environment(token: str) -> dict[str, str]:
+    return {
+        **os.environ,
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": token,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+        "PYTHONSAFEPATH": "1",
+        "PYTHONPATH": os.pathsep.join(import_folders()),
+    }
+
+
+@contextlib.contextmanager
+def connected(
+    address: str,
+    token: str,
+    process: subprocess.Popen[bytes] | None = None,
+    log: Path | None = None,
+) -> Iterator[None]:
+    """This process as a driver of the pool. `process`: a node that is just starting, with its log."""
+    import ray
+
+    if ray.is_initialized():
+        raise PoolError(
+            "this process is connected to Ray already",
+            remedy="call ray.shutdown() first, or use another process",
+        )
+    from ray._raylet import AuthenticationTokenLoader, Config
+
+    with _variables(_environment(token)):
+        Config.initialize(
+            ""
+        )  # Ray reads the environment when it is imported: once more, with this pool's token
+        AuthenticationTokenLoader.instance().reset_cache()
+        deadline = time.monotonic() + (_START_SECONDS if process is not None else 0.0)
+        while True:
+            if process is not None and process.poll() is not None:
+                said = log.read_text()[-400:].strip().splitlines() if log is not None else []
+                raise PoolError(f"the node did not start: {' '.join(said[-3:])}")
+            if _listens(address):
+                try:
+                    _init(address)
+                    break
+                except (ConnectionError, RuntimeError, ValueError) as error:
+                    ray.shutdown()
+                    if time.monotonic() > deadline:
+                        raise _refused(address, error) from None
+            elif time.monotonic() > deadline:
+                raise PoolError(f"nobody answers at {address}", remedy="start the pool: tilewright pool up")
+            time.sleep(0.3)
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+def _init(address: str) -> None:
+    import ray
+
+    ip, _, _ = address.rpartition(":")
+    if _is_loopback(ip):
+        from ray._private import services
+
+        services.get_node_ip_address = lambda address=None: LOOPBACK
+    ray.init(
+        address=address,
+        namespace=NAMESPACE,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        configure_logging=False,
+    )
+
+
+def _refused(address: str, error: Exception) -> PoolError:
+    said = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if "version" in str(error).lower():
+        return PoolError(
+            f"the pool {address} runs another version: {said}",
+            remedy="install the same versions of Ray and Python",
+        )
+    return PoolError(
+        f"the pool {address} refuses this process: {said}",
+        remedy="give the token of that pool: --token-file FILE; and let Ray's versions agree",
+    )
+
+
+def _create_workers(name: str, builders: int, devices: tuple[Device, ...]) -> None:
+    """Actors on the node of this name, which is just coming up."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    from tilewright.measure.pool import actors
+
+    deadline = time.monotonic() + _START_SECONDS
+    node = None
+    while node is None:
+        found = [each for each in ray.nodes() if each["Alive"] and each.get("NodeName") == name]
+        node = found[0]["NodeID"] if found else None
+        if node is None and time.monotonic() > deadline:
+            raise PoolError(f"the node {name} does not appear in the pool")
+        time.sleep(0.0 if node else 0.2)
+    here: dict[str, Any] = {
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
+        "lifetime": "detached",
+        "namespace": NAMESPACE,
+        "max_restarts": -1,
+        "num_cpus": 0,
+    }
+    builder, timer = ray.remote(actors.Builder), ray.remote(actors.Timer)
+    made = [builder.options(name=f"builder/{name}/{n}", **here).remote(name) for n in range(builders)]
+    for number, each in enumerate(devices):
+        options = {**here, "resources": {each.resource: 1}, "max_concurrency": 64}
+        made.append(
+            timer.options(name=f"timer/{name}/{each.label}/{number}", **options).remote(
+                name, each.label, each.ordinal, each.timing, each.machine
+            )
+        )
+    try:
+        ray.get([each.hello.remote() for each in made], timeout=_START_SECONDS)
+    except ray.exceptions.RayError as error:
+        raise PoolError(f"the workers of {name} do not start: {str(error).splitlines()[-1]}") from None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A worker as `pool ls` shows it."""
+
+    name: str
+    node: str
+    host: str
+    device: str
+    variant: str
+    state: str
+
+
+def rows(address: str, token: Path | None = None) -> list[Row]:
+    with connected(address, read_token(address, token)):
+        workers = Workers()
+        workers.refresh()
+        found = [
+            Row(w.name, w.hello.node, w.host, w.hello.label, w.variant if w.is_timer else "", "ready")
+            for w in (*workers.timers(), *workers.builders())
+        ]
+        return found + [
+            Row(name, name.split("/")[1], "", "", "", reason) for name, reason in workers.aside.items()
+        ]
+
+
+def drain(node: str, address: str, token: Path | None = None) -> int:
+    """Let a node's workers finish what they have, and take no more. How many they are."""
+    import ray
+
+    with connected(address, read_token(address, token)):
+        workers = Workers()
+        workers.refresh()
+        of_node = [w for w in (*workers.timers(), *workers.builders()) if w.hello.node == node]
+        if not of_node:
+            there = sorted({w.hello.node for w in (*workers.timers(), *workers.builders())})
+            raise PoolError(f"the pool has no node {node!r}; it has {', '.join(there) or 'none'}")
+        ray.get([w.ask("drain") for w in of_node], timeout=30)
+        return len(of_node)
+
+
+def nodes_here() -> Mapping[str, dict[str, Any]]:
+    """Nodes that this user started on this machine, by name."""
+    found = {}
+    for path in sorted(_folder().glob("*.node")):
+        with contextlib.suppress(OSError, ValueError):
+            found[path.stem] = json.loads(path.read_text())
+    return found
+
+
+def down(names: tuple[str, ...] = ()) -> list[str]:
+    """Stop nodes on this machine: all that this user started, or those with these names."""
+    known = nodes_here()
+    for name in names:
+        if name not in known:
+            raise PoolError(
+                f"no node {name!r} was started here", remedy=f"name one of {', '.join(known) or 'none'}"
+            )
+    stopped = []
+    for name in names or tuple(known):
+        _stop(known[name]["pid"])
+        (_folder() / f"{name}.node").unlink(missing_ok=True)
+        stopped.append(name)
+    if not nodes_here():
+        (_folder() / "address").unlink(missing_ok=True)
+    return stopped
+
+
+def _stop(pid: int) -> None:
+    """A node's process and its children. A number that another process has by now is left alone."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        if "tilewright.measure.pool.launch" not in process.cmdline():
+            return
+        children = process.children(recursive=True)
+        process.send_signal(signal.SIGTERM)
+        _, alive = psutil.wait_procs([process, *children], timeout=10)
+        for each in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+    except psutil.NoSuchProcess:
+        return
+
+
+# -- addresses ---------------------------------------------------------------------------------------------------------
+
+
+def _is_loopback(ip: str) -> bool:
+    if ip == "localhost":
+        return True
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(ip).is_loopback
+    return False
+
+
+def _listens(address: str) -> bool:
+    ip, _, port = address.rpartition(":")
+    if not ip or not port.isdigit():
+        raise PoolError(
+            f"{address!r} is no address of a pool", remedy="say HOST:PORT, as `pool up` printed it"
+        )
+    try:
+        with socket.create_connection((ip, int(port)), timeout=2):
+            return True
+    except OSError:
+        return False
+
+
+def _check_port(ip: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((ip, port))
+        except OSError as error:
+            raise PoolError(
+                f"a pool cannot listen on {ip}:{port}: {error.strerror}", remedy="choose another: --port"
+            ) from None
+
+
+def _address_towards(address: str) -> str:
+    """This machine's own address on the way to another."""
+    ip, _, port = address.rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((ip, int(port)))
+        except OSError as error:
+            raise PoolError(f"there is no way to {address}: {error}") from None
+        return str(probe.getsockname()[0])
+
+
+@contextlib.contextmanager
+def _variables(values: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def need_ray() -> None:
+    if importlib.util.find_spec("ray") is None:
+        raise MissingDependencyError(
+            "a pool needs Ray, which is not installed", remedy='pip install "tilewright[ray]"'
+        ) from None

@@ -1,0 +1,430 @@
+"""The driver of a pool: gives builds and trials to nodes, again where one fails, and counts each trial once.
+
+    build    any builder, the least busy first
+    trial    a timer of the job's machine; its answer is kept there until the driver has it on disk (`acknowledge`)
+    again    a node that dies, hangs or is in trouble: the work goes elsewhere, at most twice; what an abandoned
+             attempt still answers is dropped
+    aside    a worker that fails repeatedly, answers nonsense, or whose reference kernel drifts or disagrees with those
+             of its fellows gets no more work, with a reason
+
+`PoolRunner` is what the tuner asks (`tune.tuner.Measuring`), as it asks a local `Runner`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from tilewright.errors import MeasurementError
+from tilewright.measure.pool.wire import (
+    BuildAnswer,
+    BuildRequest,
+    Candidate,
+    RaceAnswer,
+    RaceRequest,
+    TrialAnswer,
+    TrialRequest,
+    encode,
+    trial_name,
+)
+from tilewright.measure.pool.workers import Worker, Workers
+from tilewright.measure.runner import Measurement
+from tilewright.measure.trial import TaskJob
+from tilewright.space.registration import registering_modules
+from tilewright.space.space import Config
+
+GIVEN = 3  # times a piece of work is given out at most: once, and again at most twice
+_PER_WORKER = 2  # requests in flight: one that runs, one that is there when it ends
+_BUILD_SECONDS, _TRIAL_SECONDS = 120.0, 180.0  # after which a worker is taken to hang
+_STRIKES = 2  # attempts in a row that a worker may lose
+_TICK = 0.05
+_REFRESH_SECONDS = 5.0
+_DRIFT = 1.25  # times slower than at first, or than its fellows, the reference kernel may be
+_DRIFTING = 3  # trials in a row beyond it
+_DISPUTED = ("wrong", "crash")  # failures that a broken device would cause too: two devices have to agree
+_SECOND_OPINION = "second opinion"
+_KEPT_CODE = 512
+_AHEAD = 2
+
+
+@dataclass
+class _Work:
+    """One build or one trial. `lost`: workers that it was given to in vain."""
+
+    key: Any
+    begin: Callable[[Worker], Any]  # -> a Ray reference to the answer
+    done: Callable[[Worker, Any], str]  # takes the answer; "" or what is wrong with the worker
+    timers: str | None  # the machine whose timers can do it; None: any builder
+    seconds: float
+    lost: list[str] = field(default_factory=list)
+    failed_on: Worker | None = (
+        None  # the device that calls the candidate wrong, until another has said so too
+    )
+
+
+@dataclass
+class _Attempt:
+    work: _Work
+    worker: Worker
+    deadline: float
+
+
+@dataclass(frozen=True)
+class Code:
+    """The object code of a config: sealed, in the pool's object store."""
+
+    reference: Any
+    seal: bytes
+
+
+class LostWork(Exception):
+    """Nobody could do a piece of work."""
+
+
+class PoolRunner:
+    """Measures configs on the devices of a pool. `user`: who shares the devices fairly with others."""
+
+    def __init__(
+        self,
+        workers: Workers,
+        threads: int,
+        *,
+        user: str,
+        seed: int,
+        note: Callable[[str], None] | None = None,
+    ) -> None:
+        self.workers, self.threads, self.user, self.seed = workers, threads, user, seed
+        self._note = note or (lambda message: None)
+        self._queue: deque[_Work] = deque()
+        self._running: dict[Any, _Attempt] = {}
+        self._code: dict[tuple[TaskJob, Config], Code | Measurement] = {}
+        self._ordered: set[tuple[TaskJob, Config]] = set()
+        self._answered_by: dict[str, Worker] = {}  # trials that are not acknowledged yet
+        self._refreshed = time.monotonic()
+        self.given_again = 0
+        self.use: Counter[str] = Counter()  # trials by device
+
+    def __enter__(self) -> PoolRunner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Forget what is not done. Nodes finish what they have begun."""
+        self._queue.clear()
+        self._running.clear()
+        self._ordered.clear()
+
+    @property
+    def ahead(self) -> int:
+        return _AHEAD
+
+    # -- what the tuner asks --------------------------------------------------------------------------------------
+
+    def expect(self, job: TaskJob) -> None:
+        """Timers draw a job's inputs with its first trial."""
+
+    def prepare(self, job: TaskJob, configs: Sequence[Config]) -> None:
+        for config in configs:
+            self._order_build(job, config)
+        self._dispatch()
+
+    def measure(
+        self,
+        job: TaskJob,
+        configs: Sequence[Config],
+        *,
+        best: float | None = None,
+        deadline: float | None = None,
+    ) -> list[Measurement]:
+        """As `Runner.measure`. A trial that no node could do is missing."""
+        found: dict[Config, Measurement] = {}
+        lost: set[Config] = set()
+        waiting = list(dict.fromkeys(configs))
+        for config in waiting:
+            self._order_build(job, config)
+        asked: set[Config] = set()
+
+        def is_done() -> bool:
+            for config in waiting:
+                code = self._code.get((job, config))
+                if code is None or config in asked:
+                    continue
+                asked.add(config)
+                if isinstance(code, Measurement):
+                    found[config] = code
+                else:
+                    self._queue.append(self._trial(job, config, code, best, found))
+            return len(found) + len(lost) == len(waiting)
+
+        def give_up(work: _Work) -> None:
+            lost.add(work.key[1])
+
+        self._work_off(is_done, give_up, deadline)
+        self._forget_code()
+        return [found[config] for config in configs if config in found]
+
+    def race(self, job: TaskJob, configs: Sequence[Config], seconds: float) -> list[list[float]]:
+        """Interleaved on one device each: the first config races on all of them, and makes their times comparable."""
+        for config in configs:
+            self._order_build(job, config)
+        self._work_off(
+            lambda: all((job, config) in self._code for config in configs), lambda work: None, None
+        )
+        running = [config for config in configs if isinstance(self._code.get((job, config)), Code)]
+        if not running:
+            return [[] for _ in configs]
+        devices = max(1, len(self.workers.timers(job.described)))
+        anchor, others = running[0], running[1:]
+        groups = [[anchor, *others[start::devices]] for start in range(min(devices, max(1, len(others))))]
+        raced: list[Mapping[Config, tuple[float, ...]]] = []
+        for group in groups:
+            self._queue.append(self._race(job, group, seconds * len(group) / len(running), raced))
+        wanted = len(groups)
+        lost: list[_Work] = []
+        self._work_off(lambda: len(raced) + len(lost) == wanted, lost.append, None)
+        times = comparable(raced, anchor)
+        self._forget_code()
+        return [times.get(config, []) for config in configs]
+
+    def acknowledge(self, measured: Sequence[Measurement]) -> None:
+        """These are on disk: the timers that found them need not keep them."""
+        names = dict(self._answered_by)
+        by_worker: dict[str, list[str]] = {}
+        for trial, worker in names.items():
+            by_worker.setdefault(worker.name, []).append(trial)
+        for trials in by_worker.values():
+            names[trials[0]].tell("acknowledge", trials)
+        self._answered_by.clear()
+
+    # -- kinds of work --------------------------------------------------------------------------------------------
+
+    def _order_build(self, job: TaskJob, config: Config) -> None:
+        key = (job, config)
+        if key in self._code or key in self._ordered:
+            return
+        self._ordered.add(key)
+        request = encode(BuildRequest(job, config, tuple(registering_modules())))
+        code: list[Any] = []
+
+        def begin(worker: Worker) -> Any:
+            answer, made = worker.build(request)
+            code[:] = [made]
+            return answer
+
+        def done(worker: Worker, answer: bytes) -> str:
+            built = msgspec.msgpack.decode(answer, type=BuildAnswer)
+            if built.trouble:
+                return built.trouble
+            self._ordered.discard(key)
+            if built.failure:
+                self._code[key] = Measurement(config, failure=built.failure, message=built.message)
+            else:
+                self._code[key] = Code(code[0], built.seal)
+            return ""
+
+        self._queue.append(_Work(key, begin, done, None, _BUILD_SECONDS))
+
+    def _trial(
+        self, job: TaskJob, config: Config, code: Code, best: float | None, found: dict[Config, Measurement]
+    ) -> _Work:
+        name = trial_name(job, config, self.seed)
+        request = encode(TrialRequest(name, self.user, job, Candidate(config, code.seal), self.seed, best))
+
+        def begin(worker: Worker) -> Any:
+            return worker.ask("trial", request, code.reference)
+
+        def done(worker: Worker, answer: bytes) -> str:
+            reply = msgspec.msgpack.decode(answer, type=TrialAnswer)
+            if reply.trouble:
+                return reply.trouble
+            if reply.trial != name or reply.measurement is None or reply.measurement.config != config:
+                return "it answered another question"
+            self.use[worker.device] += 1
+            self._watch(worker, reply.reference)
+            if reply.measurement.failure in _DISPUTED and work.failed_on is None and self._fellows(worker):
+                work.failed_on = worker
+                return _SECOND_OPINION
+            if work.failed_on is not None and not reply.measurement.failure:
+                self._set_aside(work.failed_on, f"it failed a candidate that is right on {worker.name}")
+            found[config] = reply.measurement
+            self._answered_by[name] = worker
+            return ""
+
+        work = _Work((job, config), begin, done, job.described, _TRIAL_SECONDS)
+        return work
+
+    def _race(
+        self,
+        job: TaskJob,
+        configs: Sequence[Config],
+        seconds: float,
+        raced: list[Mapping[Config, tuple[float, ...]]],
+    ) -> _Work:
+        codes = [self._code[job, config] for config in configs]
+        candidates = tuple(Candidate(c, code.seal) for c, code in zip(configs, codes, strict=True))  # type: ignore[union-attr]
+        request = encode(RaceRequest(self.user, job, candidates, self.seed, seconds))
+
+        def begin(worker: Worker) -> Any:
+            return worker.ask("race", request, *(code.reference for code in codes))  # type: ignore[union-attr]
+
+        def done(worker: Worker, answer: bytes) -> str:
+            reply = msgspec.msgpack.decode(answer, type=RaceAnswer)
+            if reply.trouble:
+                return reply.trouble
+            if len(reply.times) != len(configs):
+                return "it answered another question"
+            raced.append(dict(zip(configs, reply.times, strict=True)))
+            return ""
+
+        return _Work((job, tuple(configs)), begin, done, job.described, _TRIAL_SECONDS + seconds)
+
+    # -- giving work out ------------------------------------------------------------------------------------------
+
+    def _work_off(
+        self, is_done: Callable[[], bool], give_up: Callable[[_Work], None], deadline: float | None
+    ) -> None:
+        while not is_done():
+            if deadline is not None and time.monotonic() > deadline:
+                return
+            self._dispatch()
+            if not self._running and self._queue:
+                self._stuck()
+            for attempt, answer in self._answers():
+                self._take(attempt, answer, give_up)
+            if time.monotonic() - self._refreshed > _REFRESH_SECONDS:
+                self._refresh()
+
+    def _dispatch(self) -> None:
+        """What waits, to workers that have room."""
+        load = Counter(attempt.worker.name for attempt in self._running.values())
+        for _ in range(len(self._queue)):
+            work = self._queue.popleft()
+            able = self.workers.builders() if work.timers is None else self.workers.timers(work.timers)
+            tried = {*work.lost, *(() if work.failed_on is None else (work.failed_on.name,))}
+            fresh = [worker for worker in able if worker.name not in tried] or able
+            free = [worker for worker in fresh if load[worker.name] < _PER_WORKER]
+            if not free:
+                self._queue.append(work)
+                continue
+            worker = min(free, key=lambda each: load[each.name])
+            load[worker.name] += 1
+            attempt = _Attempt(work, worker, time.monotonic() + work.seconds)
+            self._running[work.begin(worker)] = attempt
+
+    def _answers(self) -> Iterable[tuple[_Attempt, Any]]:
+        """Attempts that ended, each with its answer or the exception that took its place."""
+        now = time.monotonic()
+        ready = self.workers.wait(list(self._running), _TICK)
+        for reference in ready:
+            attempt = self._running.pop(reference)
+            yield attempt, self.workers.answer(reference)
+        for reference, attempt in list(self._running.items()):
+            if now > attempt.deadline:
+                del self._running[reference]
+                yield attempt, TimeoutError(f"no answer within {attempt.work.seconds:.0f} s")
+
+    def _take(self, attempt: _Attempt, answer: Any, give_up: Callable[[_Work], None]) -> None:
+        worker, work = attempt.worker, attempt.work
+        if isinstance(answer, BaseException):
+            trouble = f"{type(answer).__name__}: {answer}".splitlines()[0]
+        else:
+            try:
+                trouble = work.done(worker, answer)
+            except (msgspec.DecodeError, msgspec.ValidationError, TypeError) as error:
+                trouble = f"it answered nonsense: {error}"
+        if not trouble:
+            worker.strikes = 0
+            return
+        if trouble == _SECOND_OPINION:
+            self._queue.append(work)
+            return
+        if trouble == "draining":
+            self._set_aside(worker, "it is being drained")
+        else:
+            worker.strikes += 1
+            if worker.strikes >= _STRIKES or trouble.startswith("it answered"):
+                self._set_aside(worker, trouble)
+            work.lost.append(worker.name)
+        if len(work.lost) < GIVEN:
+            self.given_again += 1
+            self._queue.append(work)
+        else:
+            self._note(f"given up after {GIVEN} attempts: {trouble}")
+            self._ordered.discard(work.key)
+            give_up(work)
+
+    def _stuck(self) -> None:
+        """Nobody can do what waits: MeasurementError unless a new look at the pool finds somebody."""
+        self._refresh()
+        for work in self._queue:
+            able = self.workers.builders() if work.timers is None else self.workers.timers(work.timers)
+            if able:
+                return
+            what = "builds" if work.timers is None else "times kernels for this device"
+            aside = "; ".join(f"{name}: {reason}" for name, reason in self.workers.aside.items())
+            raise MeasurementError(
+                f"no node of the pool {what} any more" + (f" ({aside})" if aside else ""),
+                remedy="look at `tilewright pool ls`, and let nodes join: tilewright pool join ADDRESS",
+            )
+
+    def _refresh(self) -> None:
+        self._refreshed = time.monotonic()
+        for name, reason in self.workers.refresh().items():
+            self._note(f"{name} is not used: {reason}")
+
+    # -- devices that cannot be trusted ---------------------------------------------------------------------------
+
+    def _set_aside(self, worker: Worker, reason: str) -> None:
+        if worker.name not in self.workers.aside:
+            self.workers.set_aside(worker, reason)
+            self._note(f"{worker.name} on {worker.host} is set aside: {reason}")
+
+    def _fellows(self, worker: Worker) -> list[Worker]:
+        return [each for each in self.workers.timers(worker.machine) if each is not worker]
+
+    def _watch(self, worker: Worker, reference: float) -> None:
+        """The time of its reference kernel, against its own first time and its fellows'. A device without fellows is
+        the measure of itself: times of one moment are compared in races."""
+        if not reference:
+            return
+        worker.references.append(reference)
+        seen, fellows = list(worker.references), self._fellows(worker)
+        if len(seen) < _DRIFTING or not fellows:
+            return
+        now, usual = statistics.median(seen[-_DRIFTING:]), statistics.median(seen[:_DRIFTING])
+        others = [statistics.median(each.references) for each in fellows if len(each.references) >= _DRIFTING]
+        if len(seen) >= 2 * _DRIFTING and now > _DRIFT * usual:
+            self._set_aside(worker, f"it became {now / usual:.2f}x slower: its clock or its load changed")
+        elif others and now > _DRIFT * statistics.median(others):
+            slower = now / statistics.median(others)
+            self._set_aside(worker, f"its reference kernel takes {slower:.2f}x the time of its fellows'")
+
+    def _forget_code(self) -> None:
+        while len(self._code) > _KEPT_CODE:
+            del self._code[next(iter(self._code))]
+
+
+def comparable(
+    raced: Sequence[Mapping[Config, tuple[float, ...]]], anchor: Config
+) -> dict[Config, list[float]]:
+    """Times of races on several devices, in units of the first one's: the anchor ran in each of them."""
+    times: dict[Config, list[float]] = {}
+    unit = 0.0
+    for race in raced:
+        own = statistics.median(race[anchor]) if race[anchor] else 0.0
+        if not own:
+            continue
+        unit = unit or own
+        for config, found in race.items():
+            if config == anchor and anchor in times:
+                continue
+            times[config] = [each * unit / own for each in found]
+    return times

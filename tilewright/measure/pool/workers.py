@@ -1,0 +1,177 @@
+"""The workers of a pool as its driver sees them: who is there, who may be used, and how to ask them.
+
+An actor's name says what it is: `builder/NODE/0`, `timer/NODE/cpu:znver4/0`. Actors are detached: they outlive drivers,
+so several users share them. Who answers with another version, or does not answer, is set aside with a reason.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from tilewright.errors import PoolError
+from tilewright.measure.pool.wire import Hello
+from tilewright.support.fingerprint import fingerprint
+from tilewright.support.version import VERSION
+
+NAMESPACE = "tilewright-pool"
+_HELLO_SECONDS = 30.0
+_CLOCK_SECONDS = 60.0  # by which a node's clock may be off
+_REMEMBERED = 512  # times of the reference kernel
+
+
+@dataclass
+class Worker:
+    """A builder or a timer that may be asked."""
+
+    name: str
+    handle: Any
+    hello: Hello
+    strikes: int = 0
+    references: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+
+    @property
+    def is_timer(self) -> bool:
+        return bool(self.hello.label)
+
+    @property
+    def host(self) -> str:
+        return self.hello.host
+
+    @property
+    def machine(self) -> str:
+        return self.hello.machine
+
+    @property
+    def variant(self) -> str:
+        """Machines of one label that differ are told apart by this."""
+        return fingerprint(self.hello.machine)[:8]
+
+    @property
+    def device(self) -> str:
+        return f"{self.hello.label} on {self.hello.node}"
+
+    def build(self, request: bytes) -> tuple[Any, Any]:
+        answer, code = self.handle.build.options(num_returns=2).remote(request)
+        return answer, code
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        return getattr(self.handle, method).remote(*arguments)
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        """Without waiting for anything."""
+        self.ask(method, *arguments)
+
+
+class Workers:
+    """Everyone in the pool that this process is connected to."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Worker] = {}
+        self.aside: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
+        self.warnings: list[str] = []
+
+    def refresh(self) -> dict[str, str]:
+        """Look who is there now. Those that were newly found unusable, with the reason."""
+        import ray
+        from ray.util import list_named_actors
+
+        names = {
+            each["name"]
+            for each in list_named_actors(all_namespaces=True)
+            if each["namespace"] == NAMESPACE and each["name"].startswith(("builder/", "timer/"))
+        }
+        for name in [name for name in self._known if name not in names]:
+            del self._known[name]
+        new: dict[Any, tuple[str, Any]] = {}
+        for name in sorted(names - set(self._known) - set(self.aside)):
+            try:
+                handle = ray.get_actor(name, namespace=NAMESPACE)
+                new[handle.hello.remote()] = (name, handle)
+            except (ValueError, ray.exceptions.RayError):
+                continue  # gone since
+        found: dict[str, str] = {}
+        ready, late = ray.wait(list(new), num_returns=len(new), timeout=_HELLO_SECONDS) if new else ([], [])
+        for reference in ready:
+            name, handle = new[reference]
+            try:
+                hello = msgspec.msgpack.decode(ray.get(reference), type=Hello)
+            except (ray.exceptions.RayError, msgspec.MsgspecError) as error:
+                found[name] = f"it does not answer: {str(error).splitlines()[0]}"
+                continue
+            if hello.version != VERSION:
+                found[name] = f"{hello.host} has tilewright {hello.version}, the driver {VERSION}"
+                continue
+            if abs(hello.clock - time.time()) > _CLOCK_SECONDS:
+                off = hello.clock - time.time()
+                self.warnings.append(
+                    f"the clock of {hello.host} is off by {off:.0f} s; records have the driver's"
+                )
+            self._known[name] = Worker(name, handle, hello)
+        for reference in late:
+            found[new[reference][0]] = f"no answer within {_HELLO_SECONDS:.0f} s"
+        self.aside |= found
+        return found
+
+    def set_aside(self, worker: Worker, reason: str) -> None:
+        self.aside[worker.name] = reason
+        self._known.pop(worker.name, None)
+
+    def builders(self) -> list[Worker]:
+        return [worker for worker in self._known.values() if not worker.is_timer]
+
+    def timers(self, machine: str | None = None) -> list[Worker]:
+        """Of devices that are described like this; all where it is None."""
+        return [w for w in self._known.values() if w.is_timer and machine in (None, w.machine)]
+
+    def device(self, label: str | None) -> str:
+        """The description of the device that a label means: PoolError where nobody has it. Of machines of one label
+        that differ, most are of the one that is taken; `label#variant` names one."""
+        wanted, _, variant = (label or "").partition("#")
+        able = [
+            w
+            for w in self.timers()
+            if (not wanted or w.hello.label == wanted) and (not variant or w.variant.startswith(variant))
+        ]
+        labels = sorted({w.hello.label for w in self.timers()})
+        if not able or (not wanted and len(labels) > 1):
+            there = f"it has {', '.join(labels)}" if labels else "it has no device at all"
+            said = "names no device" if not wanted else f"has no device {label!r}"
+            raise PoolError(
+                f"the pool {said}; {there}", remedy="name one of them: --device LABEL, or device=..."
+            )
+        machines = sorted({w.machine for w in able}, key=lambda each: -sum(w.machine == each for w in able))
+        if len(machines) > 1:
+            others = ", ".join(
+                sorted({f"{w.hello.label}#{w.variant}" for w in able if w.machine != machines[0]})
+            )
+            self.warnings.append(f"machines of the label {wanted or labels[0]} differ; not used: {others}")
+        return machines[0]
+
+    # -- Ray, so that the driver needs no import of it -----------------------------------------------------------
+
+    def wait(self, references: list[Any], seconds: float) -> list[Any]:
+        import ray
+
+        if not references:
+            time.sleep(seconds)
+            return []
+        first, _ = ray.wait(references, num_returns=1, timeout=seconds, fetch_local=False)
+        if not first:
+            return []
+        ready, _ = ray.wait(references, num_returns=len(references), timeout=0, fetch_local=False)
+        return list(ready)
+
+    def answer(self, reference: Any) -> Any:
+        """What came, or the exception that took its place."""
+        import ray
+
+        try:
+            return ray.get(reference, timeout=5.0)
+        except ray.exceptions.RayError as error:
+            return error

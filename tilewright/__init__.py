@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         OperatorError,
         OptionError,
         OutOfBoundsError,
+        PoolError,
         RaceError,
         ReferenceMismatchError,
         ScheduleError,
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
     from tilewright.runtime.dispatch import Policy
     from tilewright.runtime.dynamic import DynamicModel
     from tilewright.runtime.model import CompiledModel
+    from tilewright.targets.pooled import Pool
     from tilewright.tile.kernel import kernel
     from tilewright.tune.autotune import autotune
     from tilewright.tune.triton_kernels import tune_triton
@@ -133,6 +135,8 @@ __all__ = [
     "OptionError",
     "OutOfBoundsError",
     "Policy",
+    "Pool",
+    "PoolError",
     "RaceError",
     "ReferenceMismatchError",
     "ScheduleError",
@@ -170,6 +174,7 @@ _HOMES = {
     "CompiledModel": "tilewright.runtime.model",
     "DynamicModel": "tilewright.runtime.dynamic",
     "Policy": "tilewright.runtime.dispatch",
+    "Pool": "tilewright.targets.pooled",
     "kernel": "tilewright.tile.kernel",
     "autotune": "tilewright.tune.autotune",
     "op": "tilewright.integrations.operators",

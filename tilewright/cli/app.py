@@ -13,6 +13,7 @@ import tilewright
 from tilewright.cli import bench as bench_command
 from tilewright.cli import database as database_commands
 from tilewright.cli import doctor as doctor_command
+from tilewright.cli import pool as pool_commands
 from tilewright.cli import report as report_command
 from tilewright.cli.baselines import chosen
 from tilewright.cli.group import App, show_help
@@ -36,6 +37,7 @@ from tilewright.cli.options import (
     parse_seconds,
 )
 from tilewright.cli.output import compile_progress, console, print_json, print_table
+from tilewright.errors import OptionError
 
 if TYPE_CHECKING:
     from tilewright.measure.passes import PassReport
@@ -133,18 +135,30 @@ def tune(
             help="stop tuning a model once a call of it takes at most this long, such as 10ms",
         ),
     ] = None,
+    pool: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="measure on the machines of a pool: tilewright pool")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="LABEL", help="the pool's device to tune for, as `pool ls` shows it")
+    ] = None,
+    token_file: Annotated[Path | None, typer.Option("--token-file", help="the pool's token")] = None,
     json: JSON = False,
 ) -> None:
     """Measure candidates for the kernels of one or more models, and keep the winners: every later compilation uses
     them."""
     from tilewright.tune.progress import Progress
 
+    if pool is None and (device or token_file):
+        raise OptionError(
+            "--device and --token-file are of a pool", remedy="give its address: --pool ADDRESS"
+        )
     sources = [load_source(model, build) for model in models]
     progress = Progress()
     with compile_progress(json, progress) as trace, sizes_wanted():
         tilewright.compile_all(
             [(source.model, source.examples) for source in sources],
             latency=None if latency is None else [latency] * len(sources),
+            pool=None if pool is None else tilewright.Pool(pool, device, token_file),
             trace=trace,
             **build.compiling,
         )
@@ -168,6 +182,8 @@ def _show_tuned(sources: Sequence[ModelSource], progress: Any, json: bool) -> No
         for task in tuned(progress)["tasks"]
     ]
     print_table("", ("layer", "calls", "trials", "before us", "best us", "speed", ""), rows)
+    for device, count in progress.devices.items():
+        console.print(f"{device}: {count} trials", markup=False)
 
 
 def tuned(progress: Any) -> dict[str, Any]:
@@ -177,6 +193,7 @@ def tuned(progress: Any) -> dict[str, Any]:
         "ended": progress.ended,
         "trials": progress.trials,
         "failures": dict(progress.failures),
+        "devices": dict(progress.devices),
         "before": progress.before,
         "best": progress.best,
         "tasks": [asdict(task) for task in tasks],
@@ -272,6 +289,7 @@ def _checked(source: ModelSource, compiled: CompiledModel, seed: int) -> Any:
 app.command()(report_command.report)
 app.command()(doctor_command.doctor)
 app.add_typer(database_commands.app, name="db")
+app.add_typer(pool_commands.app, name="pool")
 
 
 @app.command()

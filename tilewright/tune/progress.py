@@ -43,6 +43,7 @@ class Progress:
     tasks: dict[str, TaskProgress] = field(default_factory=dict)
     failures: Counter[str] = field(default_factory=Counter)
     budget: float = 0.0
+    devices: dict[str, int] = field(default_factory=dict)  # of a pool: how many trials each has timed
     ended: str = ""  # why: "known", "converged", "budget", "trials", "exhausted", "met", "interrupted"
     _began: float = 0.0
 
@@ -61,6 +62,8 @@ class Progress:
                 )
                 for task in notes["tasks"]
             }
+        elif event.name == "pool.end":
+            self.devices = dict(notes["use"])
         elif event.name == "tune.end":
             self.ended = notes["why"]
             for task in self.tasks.values():

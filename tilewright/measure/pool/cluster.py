@@ -34,6 +34,7 @@ from tilewright.measure.process import import_folders
 PORT = 6379
 LOOPBACK = "127.0.0.1"
 _START_SECONDS = 90.0
+_STOP_SECONDS = 10.0  # for a node to say goodbye; then what still runs is killed
 _STORE_BYTES = 256 << 20
 _TOKEN_BYTES = 32
 
@@ -190,6 +191,7 @@ def _start(
     try:
         with connected(address, token, process, log):
             _create_workers(name, count, devices)
+        process.returncode = 0  # it goes on without us: nobody is to wait for it
     except BaseException:
         _stop(process.pid)
         (_folder() / f"{name}.node").unlink(missing_ok=True)
@@ -396,8 +398,8 @@ def _stop(pid: int) -> None:
             return
         children = process.children(recursive=True)
         process.send_signal(signal.SIGTERM)
-        _, alive = psutil.wait_procs([process, *children], timeout=10)
-        for each in alive:
+        psutil.wait_procs([process], timeout=_STOP_SECONDS)
+        for each in (process, *children):
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.kill()
     except psutil.NoSuchProcess:

@@ -49,6 +49,7 @@ _DRIFT = 1.25  # times slower than at first, or than its fellows, the reference 
 _DRIFTING = 3  # trials in a row beyond it
 _DISPUTED = ("wrong", "crash")  # failures that a broken device would cause too: two devices have to agree
 _SECOND_OPINION = "second opinion"
+_DRAINING = "draining"
 _KEPT_CODE = 512
 _AHEAD = 2
 
@@ -88,7 +89,11 @@ class LostWork(Exception):
 
 
 class PoolRunner:
-    """Measures configs on the devices of a pool. `user`: who shares the devices fairly with others."""
+    """Measures configs on the devices of a pool.
+
+    `user`: who shares the devices fairly with others. `seed`: of the validation inputs. `note`: is told what goes wrong
+    with nodes. `patience`: seconds after which a timer that does not answer is taken to hang.
+    """
 
     def __init__(
         self,
@@ -98,7 +103,9 @@ class PoolRunner:
         user: str,
         seed: int,
         note: Callable[[str], None] | None = None,
+        patience: float = _TRIAL_SECONDS,
     ) -> None:
+        self.patience = patience
         self.workers, self.threads, self.user, self.seed = workers, threads, user, seed
         self._note = note or (lambda message: None)
         self._queue: deque[_Work] = deque()
@@ -258,7 +265,7 @@ class PoolRunner:
             self._answered_by[name] = worker
             return ""
 
-        work = _Work((job, config), begin, done, job.described, _TRIAL_SECONDS)
+        work = _Work((job, config), begin, done, job.described, self.patience)
         return work
 
     def _race(
@@ -284,7 +291,7 @@ class PoolRunner:
             raced.append(dict(zip(configs, reply.times, strict=True)))
             return ""
 
-        return _Work((job, tuple(configs)), begin, done, job.described, _TRIAL_SECONDS + seconds)
+        return _Work((job, tuple(configs)), begin, done, job.described, self.patience + seconds)
 
     # -- giving work out ------------------------------------------------------------------------------------------
 
@@ -293,6 +300,7 @@ class PoolRunner:
     ) -> None:
         while not is_done():
             if deadline is not None and time.monotonic() > deadline:
+                self._queue = deque(work for work in self._queue if work.timers is None)
                 return
             self._dispatch()
             if not self._running and self._queue:
@@ -346,12 +354,14 @@ class PoolRunner:
         if trouble == _SECOND_OPINION:
             self._queue.append(work)
             return
-        if trouble == "draining":
-            self._set_aside(worker, "it is being drained")
+        if trouble == _DRAINING:
+            self._set_aside(worker, "it is being drained", for_good=True)
         else:
+            if isinstance(answer, TimeoutError):
+                self.workers.restart(worker)
             worker.strikes += 1
-            if worker.strikes >= _STRIKES or trouble.startswith("it answered"):
-                self._set_aside(worker, trouble)
+            if worker.strikes >= _STRIKES or not isinstance(answer, BaseException):
+                self._set_aside(worker, trouble, for_good=False)
             work.lost.append(worker.name)
         if len(work.lost) < GIVEN:
             self.given_again += 1
@@ -368,6 +378,9 @@ class PoolRunner:
             able = self.workers.builders() if work.timers is None else self.workers.timers(work.timers)
             if able:
                 return
+            if (pause := self.workers.next_back) is not None:
+                time.sleep(min(pause, _REFRESH_SECONDS) + _TICK)
+                return
             what = "builds" if work.timers is None else "times kernels for this device"
             aside = "; ".join(f"{name}: {reason}" for name, reason in self.workers.aside.items())
             raise MeasurementError(
@@ -382,9 +395,9 @@ class PoolRunner:
 
     # -- devices that cannot be trusted ---------------------------------------------------------------------------
 
-    def _set_aside(self, worker: Worker, reason: str) -> None:
+    def _set_aside(self, worker: Worker, reason: str, *, for_good: bool = True) -> None:
         if worker.name not in self.workers.aside:
-            self.workers.set_aside(worker, reason)
+            self.workers.set_aside(worker, reason, for_good=for_good)
             self._note(f"{worker.name} on {worker.host} is set aside: {reason}")
 
     def _fellows(self, worker: Worker) -> list[Worker]:

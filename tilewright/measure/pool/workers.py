@@ -6,8 +6,9 @@ so several users share them. Who answers with another version, or does not answe
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,7 @@ from tilewright.support.version import VERSION
 NAMESPACE = "tilewright-pool"
 _HELLO_SECONDS = 30.0
 _CLOCK_SECONDS = 60.0  # by which a node's clock may be off
+_PAUSE, _MAX_PAUSE = 1.0, 60.0  # seconds without work after trouble: at first, at most
 _REMEMBERED = 512  # times of the reference kernel
 
 
@@ -72,8 +74,9 @@ class Workers:
 
     def __init__(self) -> None:
         self._known: dict[str, Worker] = {}
-        self.aside: dict[str, str] = {}
-        self._reported: dict[str, str] = {}
+        self.aside: dict[str, str] = {}  # why they get no work
+        self._back: dict[str, float] = {}  # when those may be asked again that only had trouble
+        self._troubles: Counter[str] = Counter()
         self.warnings: list[str] = []
 
     def refresh(self) -> dict[str, str]:
@@ -88,6 +91,9 @@ class Workers:
         }
         for name in [name for name in self._known if name not in names]:
             del self._known[name]
+        for name in [name for name, when in self._back.items() if when <= time.monotonic()]:
+            del self._back[name]
+            self.aside.pop(name, None)
         new: dict[Any, tuple[str, Any]] = {}
         for name in sorted(names - set(self._known) - set(self.aside)):
             try:
@@ -115,12 +121,32 @@ class Workers:
             self._known[name] = Worker(name, handle, hello)
         for reference in late:
             found[new[reference][0]] = f"no answer within {_HELLO_SECONDS:.0f} s"
-        self.aside |= found
+        for name, reason in found.items():
+            self.aside[name] = reason
+            if "has tilewright" not in reason:
+                self._back[name] = time.monotonic() + _MAX_PAUSE
         return found
 
-    def set_aside(self, worker: Worker, reason: str) -> None:
+    def set_aside(self, worker: Worker, reason: str, *, for_good: bool) -> None:
+        """No more work for it; not `for_good`: for a while, longer each time."""
         self.aside[worker.name] = reason
         self._known.pop(worker.name, None)
+        if not for_good:
+            self._troubles[worker.name] += 1
+            pause = min(_MAX_PAUSE, _PAUSE * 2 ** (self._troubles[worker.name] - 1))
+            self._back[worker.name] = time.monotonic() + pause
+
+    @property
+    def next_back(self) -> float | None:
+        """Seconds until the first of those that had trouble may be asked again."""
+        return max(0.0, min(self._back.values()) - time.monotonic()) if self._back else None
+
+    def restart(self, worker: Worker) -> None:
+        """End an actor that hangs; Ray starts it anew on its node."""
+        import ray
+
+        with contextlib.suppress(ray.exceptions.RayError, ValueError):
+            ray.kill(worker.handle, no_restart=False)
 
     def builders(self) -> list[Worker]:
         return [worker for worker in self._known.values() if not worker.is_timer]

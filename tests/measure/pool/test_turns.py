@@ -1,0 +1,89 @@
+"""Fair turns of users on a device, and builds and timings of a node kept apart."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from tilewright.measure.pool.turns import FairTurns, NodeGate
+
+
+def test_users_take_turns() -> None:
+    turns, order, started = FairTurns(), [], threading.Event()
+
+    def work(user: str) -> None:
+        with turns.turn(user):
+            order.append(user)
+
+    def hold() -> None:
+        with turns.turn("first"):
+            started.set()
+            while turns.waiting < 6:
+                time.sleep(0.001)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    started.wait()
+    threads = []
+    for number, user in enumerate(["a", "a", "a", "a", "b", "c"]):
+        threads.append(threading.Thread(target=work, args=(user,)))
+        threads[-1].start()
+        while turns.waiting < number + 1 and holder.is_alive():
+            time.sleep(0.001)
+    for each in (*threads, holder):
+        each.join()
+    assert order == ["a", "b", "c", "a", "a", "a"]
+
+
+def test_a_failing_turn_is_over() -> None:
+    turns = FairTurns()
+    try:
+        with turns.turn("a"):
+            raise ValueError
+    except ValueError:
+        pass
+    with turns.turn("b"):
+        pass
+
+
+def test_builds_run_together_and_timings_alone(tmp_path: Path) -> None:
+    gate = NodeGate("node", tmp_path)
+    inside, overlaps, lock = {"building": 0, "timing": 0}, [], threading.Lock()
+
+    def work(kind: str) -> None:
+        with getattr(gate, kind)():
+            with lock:
+                inside[kind] += 1
+                overlaps.append(dict(inside))
+            time.sleep(0.02)
+            with lock:
+                inside[kind] -= 1
+
+    threads = [
+        threading.Thread(target=work, args=("timing" if number % 4 == 3 else "building",))
+        for number in range(24)
+    ]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert all(not seen["timing"] or (seen["timing"] == 1 and not seen["building"]) for seen in overlaps)
+    assert any(seen["building"] > 1 for seen in overlaps)
+
+
+def test_the_gate_opens_when_who_is_inside_dies(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from tilewright.measure.pool.turns import NodeGate\n"
+        "with NodeGate('node', Path(sys.argv[1])).timing(): print('inside', flush=True); time.sleep(600)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"inside\n"
+    child.kill()
+    child.wait()
+    child.stdout.close()
+    with NodeGate("node", tmp_path).building():
+        pass

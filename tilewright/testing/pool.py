@@ -2,18 +2,29 @@
 
     Device("cpu:pseudo", timing="tilewright.testing.pool:serve")
 
-It says that every kernel is right, and takes a time for it that follows from its object code alone, so that runs can be
-repeated exactly. `serve_slowly` sleeps as long as a real trial would take, without using a core.
+`FaultyTimer` is a timer that fails now and then in one of the ways of `FAULTS`, for trying what a pool survives.
+
+A pseudo-device says that every kernel is right, and takes a time for it that follows from its object code alone, so
+that runs can be repeated exactly. `serve_slowly` sleeps as long as a real trial would take, without using a core.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import signal
+import socket
+import stat
+import tempfile
 import time
+from pathlib import Path
+from random import Random
+from typing import Any
 
 import msgspec
 
+from tilewright.measure.pool.actors import Timer
 from tilewright.measure.process import Channel
 from tilewright.measure.single import Built
 from tilewright.measure.timing import Check, CheckDone, LoadTask, Race, Raced, Ready, Time, Timed
@@ -54,3 +65,51 @@ def serve(channel: Channel, seconds: float = 0.0) -> None:
 
 def serve_slowly(channel: Channel) -> None:
     serve(channel, _SLOW_SECONDS)
+
+
+FAULTS = ("kill", "stop", "slow", "corrupt", "drop", "disconnect")
+_FAULT_RATE = 0.1
+
+
+def fault_log() -> Path:
+    """A line for each fault that timers of this machine had."""
+    return Path(tempfile.gettempdir()) / f"tilewright-pool-faults-{os.getuid()}.log"
+
+
+class FaultyTimer(Timer):
+    """A timer of which one trial in ten goes wrong: its process is killed or stopped, it answers late, or nonsense, or
+    never, or its network connections break."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._random = Random()
+
+    def trial(self, message: bytes, code: bytes) -> bytes:
+        if self._random.random() >= _FAULT_RATE:
+            return super().trial(message, code)
+        fault = self._random.choice(FAULTS)
+        with open(fault_log(), "a") as log:
+            log.write(f"{fault}\n")
+        if fault == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif fault == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif fault == "slow":
+            time.sleep(1.0)
+        elif fault == "corrupt":
+            return b"\xc1" + super().trial(message, code)[1:]
+        elif fault == "drop":
+            time.sleep(3600.0)
+        else:
+            _disconnect()
+        return super().trial(message, code)
+
+
+def _disconnect() -> None:
+    """Shut down all network connections of this process."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                with socket.socket(fileno=os.dup(int(name))) as connection:
+                    if connection.family in (socket.AF_INET, socket.AF_INET6):
+                        connection.shutdown(socket.SHUT_RDWR)

@@ -8,6 +8,7 @@ alone), and the process of each node.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import ipaddress
 import json
@@ -20,6 +21,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,12 +44,13 @@ _TOKEN_BYTES = 32
 @dataclass(frozen=True)
 class Device:
     """A device of a node. `ordinal`: the number of a GPU, None for the processor. `timing`, `machine`: of a
-    pseudo-device, which stands for a machine that is not there."""
+    pseudo-device, which stands for a machine that is not there. `actor`: "module:class" of what times on it."""
 
     label: str
     ordinal: int | None = None
     timing: str = ""
     machine: str = ""
+    actor: str = "tilewright.measure.pool.actors:Timer"
 
     @property
     def resource(self) -> str:
@@ -163,7 +166,7 @@ def _start(
     devices: tuple[Device, ...],
 ) -> None:
     count = knobs.usable_cores() if builders is None else builders
-    resources = {device.resource: 1 for device in devices}
+    resources = Counter(device.resource for device in devices)
     name = f"{socket.gethostname()}-{secrets.token_hex(3)}"
     command = [
         *arguments,
@@ -306,9 +309,11 @@ def _create_workers(name: str, builders: int, devices: tuple[Device, ...]) -> No
         "max_restarts": -1,
         "num_cpus": 0,
     }
-    builder, timer = ray.remote(actors.Builder), ray.remote(actors.Timer)
+    builder = ray.remote(actors.Builder)
     made = [builder.options(name=f"builder/{name}/{n}", **here).remote(name) for n in range(builders)]
     for number, each in enumerate(devices):
+        module, _, kind = each.actor.partition(":")
+        timer = ray.remote(getattr(importlib.import_module(module), kind))
         options = {**here, "resources": {each.resource: 1}, "max_concurrency": 64}
         made.append(
             timer.options(name=f"timer/{name}/{each.label}/{number}", **options).remote(

@@ -143,6 +143,11 @@ class PoolRunner:
             self._order_build(job, config)
         self._dispatch()
 
+    def build(self, job: TaskJob, configs: Sequence[Config]) -> None:
+        """Wait until these are built, or nobody could build them."""
+        self.prepare(job, configs)
+        self._work_off(lambda: not any((job, config) in self._ordered for config in configs), _ignore, None)
+
     def measure(
         self,
         job: TaskJob,
@@ -180,11 +185,7 @@ class PoolRunner:
 
     def race(self, job: TaskJob, configs: Sequence[Config], seconds: float) -> list[list[float]]:
         """Interleaved on one device each: the first config races on all of them, and makes their times comparable."""
-        for config in configs:
-            self._order_build(job, config)
-        self._work_off(
-            lambda: all((job, config) in self._code for config in configs), lambda work: None, None
-        )
+        self.build(job, configs)
         running = [config for config in configs if isinstance(self._code.get((job, config)), Code)]
         if not running:
             return [[] for _ in configs]
@@ -423,6 +424,10 @@ class PoolRunner:
     def _forget_code(self) -> None:
         while len(self._code) > _KEPT_CODE:
             del self._code[next(iter(self._code))]
+
+
+def _ignore(work: _Work) -> None:
+    """Whoever asks sees that it is missing."""
 
 
 def comparable(

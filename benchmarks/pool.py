@@ -3,8 +3,8 @@
     python benchmarks/pool.py                    # all of it
     python benchmarks/pool.py throughput overhead faults simulation [--trials 2000]
 
-A pseudo-device sleeps where a real one would time a kernel, so that several fit on two cores; builds, messages, seals and
-processes are real. The tables are for benchmarks/results/pool.md.
+A pseudo-device sleeps where a real one would time a kernel, so that several fit on two cores; builds, messages,
+seals and processes are real. The tables are for benchmarks/results/pool.md.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from random import Random
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.pool_simulation import Costs, simulated
+from pool_simulation import Costs, simulated
 from tests.faults.candidates import product
 from tilewright.hw import host
 from tilewright.measure.building import Made
@@ -141,7 +141,8 @@ def faults(trials: int) -> None:
     work = jobs(trials)
 
     def run(device: Device) -> tuple[dict[TaskJob, tuple[Config, float]], int, int, int]:
-        best, count, twice = {}, 0, 0
+        best: dict[TaskJob, tuple[Config, float]] = {}
+        count, twice = 0, 0
         with pool([(2, (device, device)), (0, (device, device))]) as workers:
             runner = PoolRunner(workers, 1, user="bench", seed=1, patience=4.0)
             for job, configs in work:
@@ -152,7 +153,7 @@ def faults(trials: int) -> None:
                     twice += len(found) - len({each.config for each in found})
                     for each in found:
                         count += 1
-                        if each.seconds is not None and each.seconds < best.get(job, (None, 1.0))[1]:
+                        if each.seconds is not None and (job not in best or each.seconds < best[job][1]):
                             best[job] = (each.config, each.seconds)
             return best, count, twice, runner.given_again
 

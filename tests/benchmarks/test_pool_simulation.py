@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
-from benchmarks.pool_simulation import Costs, simulated
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from pool_simulation import Costs, simulated
 
 
 def test_one_device_with_enough_builders_is_busy_all_the_time() -> None:

@@ -118,6 +118,9 @@ class Told:
         times = [self.seconds(config) for config in configs]
         return [[] if isinstance(each, str) else [each / speed] * 5 for each in times]
 
+    def acknowledge(self, measured: Sequence[Measurement]) -> None:
+        """What was measured is in the database."""
+
 
 def unasked(config: Config) -> float:
     raise AssertionError(f"{config} is measured")

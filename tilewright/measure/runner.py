@@ -250,9 +250,7 @@ class Runner:
         times = self.race_built(job, running, seconds)
         return [times.get(config, []) for config in configs]
 
-    def race_built(
-        self, job: Job, made: Mapping[Config, Made], seconds: float
-    ) -> dict[Config, list[float]]:
+    def race_built(self, job: Job, made: Mapping[Config, Made], seconds: float) -> dict[Config, list[float]]:
         """The same for object code, whoever made it."""
         return self._interleaved(job, made, lambda numbers: Race(numbers, seconds))
 

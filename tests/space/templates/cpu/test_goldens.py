@@ -73,8 +73,8 @@ CASES = [
     Case("contraction_int8", "avx-vnni", AVX_VNNI, lambda: int8_linear(12, 64, 64)),
     Case("contraction_int8", "avx512", AVX512, lambda: int8_linear(12, 64, 64)),
     *on_both("depthwise", lambda: Chain(1, 8, 8, None, 32, None).task()),
-    Case("paired", "zen4", ZEN4, lambda: linear(48, 128, 64)),
-    Case("paired", "zen4-odd", ZEN4, lambda: linear(49, 131, 67)),
+    Case("paired", "zen4", ZEN4, lambda: linear(48, 192, 64)),
+    Case("paired", "zen4-odd", ZEN4, lambda: linear(49, 197, 67)),
     *on_both(
         "depthwise_channels_first",
         lambda: Image(1, (14, 14), (4, 4), (3, 3), low=(1, 1), high=(1, 1), groups=4).task(),

@@ -3,11 +3,12 @@ fp32."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from tests.machines import ICE_LAKE, ZEN_4
@@ -27,7 +28,7 @@ from tilewright.measure.validation import make_validation
 from tilewright.runtime.paired import GROUP
 from tilewright.space.space import Config
 from tilewright.space.template import Work
-from tilewright.space.templates.cpu.fast_algebra.paired import AppliedPaired, Paired
+from tilewright.space.templates.cpu.fast_algebra.paired import MAX_UNCERTIFIED, AppliedPaired, Paired
 from tilewright.space.templates.cpu.fast_algebra.row_gemm import row_gemm_of
 from tilewright.space.templates.cpu.gemm import gemm_of
 from tilewright.tune.choose import choose, descend
@@ -46,7 +47,7 @@ def applied_to(task: Task, machine: CpuMachine | None = None) -> AppliedPaired:
     work = Work(task, machine or host())
     sums = row_gemm_of(gemm_of(work.formula))
     assert sums is not None
-    return AppliedPaired(work, sums)
+    return AppliedPaired(work, sums, max_uncertified=math.inf)
 
 
 def some_config(applied: AppliedPaired, **values: int) -> Config:
@@ -316,10 +317,44 @@ def test_it_is_for_machines_that_add_beside_and_not_for_strict_numerics() -> Non
     assert Paired().apply(Work(task, ICE_LAKE)) is None
 
 
-@pytest.mark.parametrize("size", [(1024, 1024, 1024), (128, 768, 768), (3136, 64, 576), (30, 669, 1041)])
+@pytest.mark.parametrize("size", [(1024, 1024, 1024), (128, 768, 768), (784, 256, 128), (30, 669, 1041)])
 def test_products_are_computed_so_where_it_pays(size: tuple[int, int, int]) -> None:
     assert choose(Work(matmul_task(*size), ZEN_4)).config.template == "paired"
     assert choose(Work(matmul_task(*size), ICE_LAKE)).config.template != "paired"
+
+
+@pytest.mark.parametrize("size", [(784, 128, 64), (3136, 64, 64), (3136, 64, 576)])
+def test_few_columns_are_not_worth_scaling_rows_that_may_lack_a_certificate(
+    size: tuple[int, int, int],
+) -> None:
+    """Without a certificate such a kernel takes over 5% longer than the plain template; relaxed numerics need none."""
+    task = product(*size)
+    assert Paired().apply(Work(task, ZEN_4)) is None
+    assert Paired().apply(Work(task, ZEN_4, "relaxed")) is not None
+    relaxed = choose(Work(task, ZEN_4, "relaxed")).config
+    applied = applied_to(task, ZEN_4)
+    assert applied.uncertified_time(applied.shape_of(dict(relaxed.values))) > MAX_UNCERTIFIED
+
+
+@given(m=st.integers(20, 3000), vectors=st.integers(3, 48), k=st.integers(32, 2000), data=st.data())
+@QUICK
+def test_every_config_that_is_offered_is_fast_without_a_certificate(
+    m: int, vectors: int, k: int, data: st.DataObject
+) -> None:
+    """Measuring and scaling rows is within 5% of the plain loop, and a smaller share of more columns."""
+    work = Work(product(m, vectors * LANES, k), ZEN_4)
+    offered = Paired().apply(work)
+    assume(isinstance(offered, AppliedPaired))
+    config = data.draw(legal_configs(offered.space))
+    shape = offered.shape_of(dict(config.values))
+    tiles = shape.chunks * shape.blocks * shape.tiles
+    multiplied = tiles * shape.per_chunk * (shape.pairs * offered.instructions(shape) + 2.0 * shape.rows)
+    scaled = offered.terms(config).arithmetic - multiplied
+    assert 0 < scaled <= 0.05 * tiles * shape.rows * shape.per_chunk * k  # the FMAs of the plain loop
+    wider = applied_to(product(m, 2 * vectors * LANES, k), ZEN_4)
+    assert (
+        wider.uncertified_time(wider.shape_of(dict(config.values))) <= offered.uncertified_time(shape) + 1e-9
+    )
 
 
 def test_the_next_panel_and_the_next_blocks_rows_are_asked_for() -> None:

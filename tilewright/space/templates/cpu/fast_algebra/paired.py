@@ -7,8 +7,9 @@ It takes two additions more, which pays where a core adds vectors alongside the 
 then both kinds of units are busy, and two thirds of the FMAs are left.
 
     for every chunk of panels and block of rows:                    (parallel)
-      for every `rows` rows of the block, row by row:
-        its size: the root of its mean square; its lines, scaled by it, and its correction to scratch
+      for every `rows` rows of the block:
+        row by row the means of its squares and absolute values; then, in vectors, all their sizes and ratios
+        row by row its lines, scaled by its size, and its correction to scratch
       for every panel of the weight, one vector wide:
         for every `rows` rows of the block:
           acc[rows] = 0
@@ -45,7 +46,7 @@ from tilewright.numerics import is_strict, may_lose_digits
 from tilewright.runtime.paired import GROUP, HALF
 from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.template import Applied, Terms, Work
-from tilewright.space.templates.cpu.contraction import BEGIN, PREFETCHED_COST, even_block
+from tilewright.space.templates.cpu.contraction import BEGIN, COPIED_BYTES, PREFETCHED_COST, even_block
 from tilewright.space.templates.cpu.fast_algebra.paired_nest import PairedNest, PairedTiling, packed_weight
 from tilewright.space.templates.cpu.fast_algebra.row_gemm import RowGemm, row_gemm_of
 from tilewright.space.templates.cpu.gemm import gemm_of
@@ -58,11 +59,17 @@ _OVERLAPPED = (
     12  # registers alongside the sums of a tile: LLVM adds for some rows before it multiplies for others
 )
 _MIN_K = 2 * GROUP  # fewer do not make up for what is done with a sum
-_MIN_PANELS = 3  # fewer do not make up for scaling the rows
+_MIN_PANELS = 3  # fewer do not make up for scaling the rows, even where every register tile runs in pairs
+MAX_UNCERTIFIED = (
+    1.05  # of the plain template's time, what a kernel without a certified register tile may take
+)
 _BYTES = DType.F32.bytes
 _FORESEEN = 0.5  # of what a panel that returns from L2 costs: the hardware foresees a run
-_ROW = 40.0  # cycles to finish with a row that is scaled
-_RUN = 50.0  # cycles to find and to begin with a run of it, where it is a window
+_ROW = 12.0  # cycles to finish with a row that is scaled
+_RUN = 15.0  # cycles to find and to begin with a run of it, where it is a window
+_SCALED = Terms(
+    arithmetic=4.0, loads=3.0, stores=1.0, branches=2.0
+)  # of a vector of a row: measured, then scaled
 _PAIR = 0.08  # of a cycle for a row and a pair of steps of K, that neither kind of units explains
 _DISPLACED = 3.0  # cycles for a line of a row that others of it have displaced from L1
 _TALL = 0.2  # cycles for a row beyond 12 in a step
@@ -85,7 +92,8 @@ class Paired:
 class AppliedPaired:
     name = NAME
 
-    def __init__(self, work: Work, sums: RowGemm) -> None:
+    def __init__(self, work: Work, sums: RowGemm, *, max_uncertified: float = MAX_UNCERTIFIED) -> None:
+        self.max_uncertified = max_uncertified
         self.machine, self.numerics = work.machine, work.numerics
         self.sums, self.gemm = sums, sums.gemm
         self.lanes = work.machine.lanes(DType.F32)
@@ -114,7 +122,27 @@ class AppliedPaired:
         if rows + _OVERLAPPED > self.machine.vector_registers or max(1, block) * rows > self.row.extent:
             return False
         shape = self.shape_of(values)
-        return shape.chunks == values["chunks"] and shape.scratch_bytes <= SCRATCH_LIMIT
+        if shape.chunks != values["chunks"] or shape.scratch_bytes > SCRATCH_LIMIT:
+            return False
+        return not shape.certified or self.uncertified_time(shape) <= self.max_uncertified
+
+    def uncertified_time(self, shape: PairedTiling) -> float:
+        """The time of a row where no register tile is certified, as a multiple of the plain template's.
+
+        Both multiply product by product. This one also measures and scales the row, which takes the longer the fewer
+        columns there are to share it; the plain one copies an image with a border before it reads it. All is counted by
+        what the ports of any processor do in a cycle."""
+        core = self.machine.throughput
+        multiplied = shape.per_chunk * self.k_axes / core.fmas
+        busiest = max(
+            _SCALED.arithmetic / core.fmas, _SCALED.loads / core.loads, _SCALED.stores / core.stores
+        )
+        vectors = shape.groups * GROUP / self.lanes
+        runs = extent_of(self.sums.outer) if self.sums.outer else 0
+        scaled = vectors * (busiest + _SCALED.branches) + _ROW + runs * _RUN
+        bordered = not isinstance(self.sums.data, te.Load)
+        copied = self.sums.data_bytes / self.row.extent / COPIED_BYTES if bordered else 0.0
+        return (multiplied + scaled) / (multiplied + copied)
 
     @cached_property
     def _is_packed(self) -> bool:
@@ -186,13 +214,15 @@ class AppliedPaired:
         positions = caches.l1 / math.gcd(shape.rows * line, self.machine.page_bytes)  # for lines of a row
         displaced = scaled * _DISPLACED if shape.groups > positions else 0.0
         return Terms(
-            arithmetic=pairs * self.instructions(shape) + 4 * scaled + 2.0 * tiles * shape.rows,
+            arithmetic=pairs * self.instructions(shape)
+            + _SCALED.arithmetic * scaled
+            + 2.0 * tiles * shape.rows,
             loads=2.0 * pairs
-            + 3 * scaled
+            + _SCALED.loads * scaled
             + tiles * shape.rows
             + (passes * panel / line if shape.prefetch else 0.0),
-            stores=scaled + tiles * shape.rows,
-            branches=tiles * shape.groups + 2.0 * scaled,
+            stores=_SCALED.stores * scaled + tiles * shape.rows,
+            branches=tiles * shape.groups + _SCALED.branches * scaled,
             from_l2=float(from_l2),
             from_l3=float(from_l3),
             from_memory=float(weight_bytes),

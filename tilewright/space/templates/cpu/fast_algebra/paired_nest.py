@@ -109,7 +109,7 @@ class PairedTiling:
     def scratch_bytes(self) -> int:
         return (
             self.tiles * self.rows * (self.groups * GROUP + 2) * DType.F32.bytes
-            + (self.rows * self.lanes + self.tiles) * DType.F32.bytes
+            + (self.rows * (self.lanes + 3) + self.tiles) * DType.F32.bytes
         )
 
 
@@ -168,6 +168,21 @@ class PairedNest:
         return self._of_rows("sizes")
 
     @cached_property
+    def squares(self) -> Buffer:
+        """The mean squares of a register tile's rows."""
+        return self._of_a_tile("mean_squares")
+
+    @cached_property
+    def absolutes(self) -> Buffer:
+        """The mean absolute values of a register tile's rows."""
+        return self._of_a_tile("mean_absolutes")
+
+    @cached_property
+    def inverses(self) -> Buffer:
+        """The inverses of the sizes of a register tile's rows."""
+        return self._of_a_tile("inverses")
+
+    @cached_property
     def ratios(self) -> Buffer:
         """Of each register tile the least |a|_1 / (sqrt(K) |a|_2) of its rows."""
         return Buffer("ratios", DType.F32, self.shape.tiles, Scope.SCRATCH)
@@ -199,6 +214,9 @@ class PairedNest:
         """Where the pairs' signs begin, after all that is stored for columns."""
         return self._after + 3 * self.sums.gemm.vector.extent
 
+    def _of_a_tile(self, name: str) -> Buffer:
+        return Buffer(name, DType.F32, self.shape.rows, Scope.SCRATCH)
+
     def _of_rows(self, name: str) -> Buffer:
         return Buffer(name, DType.F32, self.shape.tiles * self.shape.rows, Scope.SCRATCH)
 
@@ -213,18 +231,20 @@ class PairedNest:
     # -- the block's rows -----------------------------------------------------------------------------------------
 
     def _scale_rows(self) -> Stmt:
+        """A register tile's rows are measured, one after the other; then all their sizes are found at once, in vectors;
+        then they are scaled. Row by row, each would wait for a square root and a division."""
         row = te.Var("sr", self.shape.rows)
         position = self.tile * self.shape.rows + row
         data = te.substitute(self.sums.data, {self.row: self.block_start + self.row_tiles.start() + row})
-        scale = Buffer("scale", DType.F32, 1, Scope.REGISTER)
-        stmts = block(
-            *self._measured(data, position, scale),
-            *self._scaled(data, row, position, te.Load(scale, (te.as_index(0),))),
+        inverse = te.Load(self.inverses, (row,))
+        return nest(
+            [(self.tile, Kind.SERIAL)],
+            block(
+                For(row, Kind.SERIAL, block(*self._measured(data, row))),
+                *self._sizes_found(row, position),
+                For(row, Kind.SERIAL, block(*self._scaled(data, row, position, inverse))),
+            ),
         )
-        rows = nest([(row, Kind.SERIAL)], stmts)
-        if self.shape.certified:
-            rows = block(Store(self.ratios, self.tile, te.const(_ALWAYS, DType.F32)), rows)
-        return nest([(self.tile, Kind.SERIAL)], rows)
 
     def _at(self, data: te.Expr, k: te.Expr, *, whole: bool) -> te.Expr:
         value = te.substitute(data, {self.run: k})
@@ -233,9 +253,8 @@ class PairedNest:
         inside = te.call("lt", k, te.as_index(self.run.extent))
         return te.Select(inside, value, te.const(0.0, DType.F32))
 
-    def _measured(self, data: te.Expr, position: te.Expr, scale: Buffer) -> list[Stmt]:
-        """Its size, the power of two at or below the root of its mean square, and in `scale` the inverse of that. What
-        is computed of a row of zeros is multiplied by zero."""
+    def _measured(self, data: te.Expr, row: te.Var) -> list[Stmt]:
+        """The means of its squares and of its absolute values."""
         lanes, zero = self.shape.lanes, te.const(0.0, DType.F32)
         steps = self.run.extent // lanes
         several = min(_SQUARES, steps)
@@ -275,31 +294,36 @@ class PairedNest:
                 )
                 for b in (squares, absolutes)
             ]
-        means = Buffer("means", DType.F32, 2, Scope.REGISTER)
-        first, one = te.as_index(0), te.const(1.0, DType.F32)
         share = te.const(1.0 / self.sums.gemm.length, DType.F32)
-        square, absolute, kept = (
-            te.Load(means, (first,)),
-            te.Load(means, (te.as_index(1),)),
-            te.Load(scale, (first,)),
-        )
-        usable = te.call("and", te.call("le", _MIN_SQUARE, square), te.call("le", square, _MAX_SQUARE))
-        is_zero = te.call("eq", absolute, zero)
-        ratio = te.Select(usable, absolute / kept, te.const(_NEVER, DType.F32))
-        ratio = te.Select(is_zero, te.const(_ALWAYS, DType.F32), ratio)
-        # Columns are up to 2^24 times what they were: rows of large numbers are made as much smaller, or they overflow.
-        unscaled = te.Select(te.call("le", absolute, one), one, te.const(2.0**LARGEST_SIZE, DType.F32))
-        size = te.Select(usable, te.call("floor_pow2", kept), unscaled)
-        least = te.call("min", te.Load(self.ratios, (self.tile,)), ratio)
         return [
             *stmts,
-            Store(means, first, Across("sum", squares, 0, lanes) * share),
-            Store(means, te.as_index(1), Across("sum", absolutes, 0, lanes) * share),
-            Store(scale, first, te.call("sqrt", square)),
-            *([Store(self.ratios, self.tile, least)] if self.shape.certified else []),
-            Store(scale, first, size),
-            Store(self.sizes, position, te.Select(is_zero, zero, kept)),
-            Store(scale, first, one / kept),
+            Store(self.squares, row, Across("sum", squares, 0, lanes) * share),
+            Store(self.absolutes, row, Across("sum", absolutes, 0, lanes) * share),
+        ]
+
+    def _sizes_found(self, row: te.Var, position: te.Expr) -> list[Stmt]:
+        """Of each row of the tile its size, the power of two at or below the root of its mean square, and the inverse
+        of that; of the tile the least ratio. What is computed of a row of zeros is multiplied by zero."""
+        zero, one = (te.const(value, DType.F32) for value in (0.0, 1.0))
+        square, absolute = te.Load(self.squares, (row,)), te.Load(self.absolutes, (row,))
+        root = te.call("sqrt", square)
+        usable = te.call("and", te.call("le", _MIN_SQUARE, square), te.call("le", square, _MAX_SQUARE))
+        is_zero = te.call("eq", absolute, zero)
+        # Columns are up to 2^24 times what they were: rows of large numbers are made as much smaller, or they overflow.
+        unscaled = te.Select(te.call("le", absolute, one), one, te.const(2.0**LARGEST_SIZE, DType.F32))
+        size = te.Select(usable, te.call("floor_pow2", root), unscaled)
+        stmts = [
+            Store(self.sizes, position, te.Select(is_zero, zero, size)),
+            Store(self.inverses, row, one / size),
+        ]
+        if not self.shape.certified:
+            return [nest([(row, Kind.VECTOR)], block(*stmts))]
+        ratio = te.Select(usable, absolute / root, te.const(_NEVER, DType.F32))
+        ratio = te.Select(is_zero, te.const(_ALWAYS, DType.F32), ratio)
+        of_rows = Buffer("of_rows", DType.F32, self.shape.rows, Scope.REGISTER)
+        return [
+            nest([(row, Kind.VECTOR)], block(*stmts, Store(of_rows, row, ratio))),
+            Store(self.ratios, self.tile, Across("min", of_rows, 0, self.shape.rows)),
         ]
 
     def _scaled(self, data: te.Expr, row: te.Var, position: te.Expr, scale: te.Load) -> list[Stmt]:

@@ -19,7 +19,7 @@ from tilewright.errors import InputError
 from tilewright.frontend.torch.left import Left
 from tilewright.integrations import torch_compile
 from tilewright.integrations.left_in_torch import share_left
-from tilewright.integrations.torch_compile import RegionOutcome, TilewrightWarning, register
+from tilewright.integrations.torch_compile import RegionOutcome, TilewrightWarning, _getter, register
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,6 +89,11 @@ def test_a_model_is_one_compiled_graph() -> None:
     compiled.check(images())
     compiled.check(images())
     assert compiled.kinds == ["compiled"]
+
+
+@pytest.mark.parametrize("positions", [[], [1], [2, 0]])
+def test_arguments_at_positions_are_a_tuple(positions: list[int]) -> None:
+    assert _getter(positions)("abc") == tuple("abc"[i] for i in positions)
 
 
 def test_inference_mode() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 
 from tests.outside.trained_models import (
     Input,
+    Outcome,
     batch_names,
     choices,
     deviation,
@@ -50,6 +53,29 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "refused" in table and "the shape of its result depends on data" in table
     assert "1 models, 1 runs: 0 right, 1 refused" in table
     assert '"status": "refused"' in (tmp_path / "out.json").read_text()
+
+
+def test_results_of_several_runs_are_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [
+        Outcome("b.onnx", 2, "right", error=2e-6, own=1e-6, call_ms=1.0, theirs_ms=4.0),
+        Outcome("b.onnx", 1, "right", error=1e-6, own=3e-6, call_ms=1.0, theirs_ms=1.0),
+        Outcome("a.onnx", 1, "refused", "Loop | If"),
+    ]
+    files = [tmp_path / "first.json", tmp_path / "second.json"]
+    for file, some in zip(files, (runs[:2], runs[2:]), strict=True):
+        file.write_text(json.dumps([asdict(run) for run in some]))
+    assert main(["--table", *map(str, files)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2] == "| a | 1: refused |  |  | Loop \\| If |"
+    assert lines[3] == "| b | 1: right, 2: right | 2.0e-06 | 3.0e-06 |  |"
+    assert lines[5:] == [
+        "2 models, 3 runs: 2 right, 1 refused, 0 skipped, 0 wrong, 0 error, 0 crash",
+        "ONNX Runtime's time over ours, geometric mean: 2.00",
+    ]
+    files[0].write_text(json.dumps([asdict(Outcome("c.onnx", 1, "wrong", error=1.0))]))
+    assert main(["--table", str(files[0])]) == 1
+    with pytest.raises(SystemExit):
+        main([])
 
 
 def test_inputs() -> None:

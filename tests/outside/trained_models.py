@@ -3,6 +3,7 @@
     python -m tests.outside.trained_models FOLDER
     python -m tests.outside.trained_models FOLDER --match silero --batch 1 2 --numerics strict
     python -m tests.outside.trained_models FOLDER --json results.json
+    python -m tests.outside.trained_models --table results.json more.json > table.md
 
 The folder is searched for `.onnx` files (wheels on PyPI carry many). Dimensions that a model leaves open are given the
 batch size where they come first, and otherwise the first of a few sizes that ONNX Runtime runs. The reference is ONNX
@@ -396,9 +397,45 @@ def line(outcome: Outcome, width: int) -> str:
     return f"{head}  {outcome.detail[:DETAIL]}".rstrip()
 
 
+def summary(outcomes: Sequence[Outcome]) -> list[str]:
+    counts = {
+        status: sum(o.status == status for o in outcomes) for status in ("right", "refused", "skipped", *BAD)
+    }
+    models = len({outcome.model for outcome in outcomes})
+    lines = [f"{models} models, {len(outcomes)} runs: " + ", ".join(f"{n} {s}" for s, n in counts.items())]
+    ratios = [o.theirs_ms / o.call_ms for o in outcomes if o.status == "right" and o.call_ms]
+    if ratios:
+        lines.append(
+            f"ONNX Runtime's time over ours, geometric mean: {statistics.geometric_mean(ratios):.2f}"
+        )
+    return lines
+
+
+def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """One row for each model, in Markdown: how each batch size ended, and the largest error of them."""
+    yield "| model | outcome by batch size | largest error | ONNX Runtime's own | notes |"
+    yield "| --- | --- | ---: | ---: | --- |"
+    for model, of_model in itertools.groupby(
+        sorted(outcomes, key=lambda outcome: (outcome.model, outcome.batch)),
+        key=lambda outcome: outcome.model,
+    ):
+        runs = list(of_model)
+        ends = ", ".join(f"{run.batch}: {run.status}" for run in runs)
+        compared = [run for run in runs if run.status in ("right", "wrong")]
+        errors = (max((getattr(run, name) for run in compared), default=None) for name in ("error", "own"))
+        cells = ["" if each is None else f"{each:.1e}" for each in errors]
+        notes = "; ".join(
+            dict.fromkeys(run.detail[:DETAIL].replace("|", "\\|") for run in runs if run.detail)
+        )
+        yield f"| {model.removesuffix('.onnx')} | {ends} | {' | '.join(cells)} | {notes} |"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="trained_models", description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument(
+        "--table", type=Path, nargs="+", help="print results of --json as one table; run nothing"
+    )
     parser.add_argument("--batch", type=int, nargs="+", default=list(BATCHES))
     parser.add_argument("--match", default="", help="only files whose path this regular expression finds")
     parser.add_argument("--numerics", default="fast", choices=("fast", "strict"))
@@ -407,6 +444,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--timeout", type=float, default=300, help="seconds for one batch size")
     parser.add_argument("--json", type=Path, help="write the results there too")
     options = parser.parse_args(arguments)
+    if options.table:
+        stored = [Outcome(**each) for path in options.table for each in json.loads(path.read_text())]
+        print(*table(stored), "", *summary(stored), sep="\n")
+        return int(any(outcome.status in BAD for outcome in stored))
+    if options.folder is None:
+        parser.error("a folder, or --table, is needed")
 
     found = sorted(path for path in options.folder.rglob("*.onnx") if re.search(options.match, str(path)))
     if not found:
@@ -421,13 +464,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for outcome in isolated(path, options.batch, options):
             outcomes.append(outcome)
             print(line(outcome, width), flush=True)
-    counts = {
-        status: sum(o.status == status for o in outcomes) for status in ("right", "refused", "skipped", *BAD)
-    }
-    ratios = [o.theirs_ms / o.call_ms for o in outcomes if o.status == "right" and o.call_ms]
-    print(f"{len(found)} models, {len(outcomes)} runs: " + ", ".join(f"{n} {s}" for s, n in counts.items()))
-    if ratios:
-        print(f"ONNX Runtime's time over ours, geometric mean: {statistics.geometric_mean(ratios):.2f}")
+    print(*summary(outcomes), sep="\n")
     if options.json:
         options.json.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1))
     return int(any(outcome.status in BAD for outcome in outcomes))

@@ -348,7 +348,10 @@ def _getter(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]
     """The arguments at these positions, as a tuple."""
     if len(positions) > 1:
         return operator.itemgetter(*positions)
-    return lambda arguments: tuple(arguments[i] for i in positions)
+    if not positions:
+        return lambda arguments: ()
+    (only,) = positions
+    return lambda arguments: (arguments[only],)  # a generator would take longer than all else that is checked
 
 
 class RegionCall:

@@ -18,6 +18,6 @@ def test_growth_counts_from_the_largest_size_of_the_warm_up() -> None:
 @pytest.mark.slow
 def test_models_that_are_dropped_are_forgotten() -> None:
     """Code generation once kept a megabyte of each model, in passes of LLVM that were not freed."""
-    command = [sys.executable, "-m", "tests.faults.growth", "--models", "60", "--limit", "25"]
+    command = [sys.executable, "-m", "tests.faults.growth", "--models", "60", "--limit", "40"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -392,6 +392,12 @@ class KernelArgumentError(KernelError):
     remedy = "give the grid in brackets, and a NumPy array, a CPU tensor or a number for each parameter"
 
 
+class SharedMemoryError(KernelError):
+    """The tiles of a kernel need more shared memory than a block of threads may have."""
+
+    remedy = "use smaller blocks, fewer stages, or a narrower type for the operands of tl.dot"
+
+
 class OutOfBoundsError(KernelError):
     """A load, store or atomic accessed an address outside every tensor that was passed."""
 

@@ -1,8 +1,13 @@
-"""Random tile programs, compiled for this processor, against NumPy: `python -m tests.tile.random_programs 2000`."""
+"""Random tile programs, compiled for this processor, against NumPy: `python -m tests.tile.random_programs 2000`.
+
+With `--target cuda` as CUDA text on the emulated GPU.
+"""
 
 from __future__ import annotations
 
-import sys
+import argparse
+import tempfile
+from pathlib import Path
 
 import numpy as np
 
@@ -23,8 +28,21 @@ def check(seed: int) -> None:
         np.testing.assert_array_equal(made.arrays[name], wanted, err_msg=f"seed {seed}\n{made.program}")
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("count", type=int, nargs="?", default=2000)
+    parser.add_argument("--target", choices=("cpu", "cuda"), default="cpu")
+    options = parser.parse_args()
+    if options.target == "cuda":
+        from tests.codegen.cuda.tiles.random_programs import check_many
+
+        with tempfile.TemporaryDirectory() as folder:
+            check_many(options.count, Path(folder))
+    else:
+        for number in range(options.count):
+            check(number)
+    print(f"{options.count} random tile programs, compiled for {options.target}: no mismatch")
+
+
 if __name__ == "__main__":
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 2000
-    for number in range(count):
-        check(number)
-    print(f"{count} random tile programs, compiled: no mismatch")
+    main()

@@ -9,7 +9,10 @@ import importlib
 
 from tilewright.tile.executors import TileExecutor, register_executor
 
-_SLICES = {"cpu": "tilewright.codegen.llvm.tiles.executor"}
+_SLICES = {
+    "cpu": "tilewright.codegen.llvm.tiles.executor",
+    "cuda": "tilewright.codegen.cuda.tiles.executor",
+}
 
 
 def _load(name: str) -> TileExecutor:

@@ -17,7 +17,7 @@ from tilewright.hw.memory import Scope
 ROWS = 8  # of the matrices that are loaded
 _ROW_BYTES = 16
 _REGISTER_BYTES = 4
-_NAMES = {DType.F16: "f16", DType.BF16: "bf16", DType.F32: "tf32"}
+_NAMES = {DType.F16: "f16", DType.BF16: "bf16", DType.F32: "tf32", DType.I8: "s8", DType.U8: "u8"}
 _OLDEST = ("sm_80",)  # the first with bf16, tf32 and asynchronous copies
 
 
@@ -35,11 +35,19 @@ def _intrinsic(name: str, fragments: tuple[Fragment, ...], through: str = "") ->
 @cache
 def multiply(depth: int, dtype: DType) -> Intrinsic:
     """`c[m, n] += a[m, k] * b[n, k]` for 16 x 8 results on tensor cores; `depth` is k, of one or two matrices. 32-bit
-    floats are rounded when they are read."""
+    floats are rounded when they are read; products of 8-bit integers are added in 32 bits."""
     a, b = te.Tensor("a", (16, depth), dtype), te.Tensor("b", (8, depth), dtype)
     (k,) = te.reduce_axes([depth])
-    c = te.compute("c", (16, 8), DType.F32, lambda m, n: te.reduce_over("sum", a[m, k] * b[n, k], [k]))
+    into = DType.F32 if dtype.is_float else DType.I32
+
+    def product(m: Any, n: Any) -> te.Expr:
+        if dtype.is_float:
+            return a[m, k] * b[n, k]
+        return te.cast(a[m, k], into) * te.cast(b[n, k], into)
+
+    c = te.compute("c", (16, 8), into, lambda m, n: te.reduce_over("sum", product(m, n), [k]))
     kind, each, wide = _NAMES[dtype], _REGISTER_BYTES // dtype.bytes, columns(dtype)
+    sum_kind = "f32" if dtype.is_float else "s32"
 
     def sums(lane: Any, n: Any) -> tuple[Any, ...]:
         return lane // 4 + n // 2 * 8, lane % 4 * 2 + n % 2
@@ -51,7 +59,7 @@ def multiply(depth: int, dtype: DType) -> Intrinsic:
         return lane // 4, lane % 4 * each + n % each + n // each * wide
 
     return _intrinsic(
-        f"mma.sync.aligned.m16n8k{depth}.row.col.f32.{kind}.{kind}.f32",
+        f"mma.sync.aligned.m16n8k{depth}.row.col.{sum_kind}.{kind}.{kind}.{sum_kind}",
         (
             Fragment(c, Scope.REGISTER, 4, sums, WARP),
             Fragment(a, Scope.REGISTER, 16 * depth // WARP, left, WARP),

@@ -46,16 +46,20 @@ def version() -> str:
     return f"NVRTC {major}.{minor}"
 
 
-def compile_source(source: str, capability: str, *, strict: bool = False) -> Compiled:
+def compile_source(
+    source: str, capability: str, *, strict: bool = False, exact_division: bool = False
+) -> Compiled:
     """`capability`: "sm_90a"; or "compute_80": PTX for all cards from there on, of whose registers nothing is known.
-    CodegenError with the compiler's words where it refuses."""
+    `strict`: products and sums are not contracted, and division is exact. CodegenError with the compiler's words where
+    it refuses."""
     nvrtc = _nvrtc()
     version()
     options = [
         f"--gpu-architecture={capability}",
         "--std=c++17",
         f"--fmad={'false' if strict else 'true'}",
-        f"--prec-div={'true' if strict else 'false'}",  # else within 2 units of the last place, and without branches
+        # Else within 2 units of the last place, and without branches.
+        f"--prec-div={'true' if strict or exact_division else 'false'}",
         # NVRTC's own cache: what comes out of it comes without the words of ptxas, and code is kept here anyway.
         "--no-cache",
     ]

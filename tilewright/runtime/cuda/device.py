@@ -286,6 +286,14 @@ class CudaFunction:
         kinds = (ctypes.c_void_p,) * len(values)
         checked("cuLaunchKernelEx", driver.cuLaunchKernelEx(config, self._handle, (values, kinds), 0))
 
+    def launch_grid(self, grid: tuple[int, int, int], threads: int, parameters: int, stream: int = 0) -> None:
+        """`parameters`: the address of an array with the address of each argument. Nothing is converted on the way."""
+        driver = self._driver
+        answer = driver.cuLaunchKernel(
+            self._handle, *grid, threads, 1, 1, self.shared_bytes, stream, parameters, 0
+        )
+        checked("cuLaunchKernel", answer)
+
     def __del__(self) -> None:
         # At interpreter exit the driver may be gone before us, and frees everything itself.
         if self._driver is not None:

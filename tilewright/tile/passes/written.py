@@ -1,4 +1,4 @@
-"""Which tensors a program may write: those that its stores' and atomics' pointers may come from."""
+"""Which tensors a pointer may come from, and which a program may write: those of its stores' and atomics' pointers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from tilewright.tile.op import Effect
 from tilewright.tile.ops import OPS
 
 
-def written_params(program: TileProgram) -> frozenset[str]:
+def pointer_origins(program: TileProgram) -> dict[Value, set[Value]]:
+    """The parameters that each value is computed from, loads aside."""
     origins: dict[Value, set[Value]] = {param: {param} for param in program.params}
     nodes = list(walk(program.body))
     changed = True
@@ -41,5 +42,10 @@ def written_params(program: TileProgram) -> frozenset[str]:
                     flow(param, last)
             for result, first in zip(node.results, node.init, strict=True):
                 flow(result, first)
+    return origins
+
+
+def written_params(program: TileProgram) -> frozenset[str]:
+    origins, nodes = pointer_origins(program), walk(program.body)
     writes = [node for node in nodes if isinstance(node, Op) and OPS[node.name].effect is Effect.WRITE]
     return frozenset(param.name for node in writes for param in origins.get(node.operands[0], ()))

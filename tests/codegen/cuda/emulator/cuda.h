@@ -17,10 +17,36 @@
 #define __CUDA_ARCH__ 900
 
 #define threadIdx (emulator::Index{(unsigned)emulator::self().number, 0, 0})
-#define blockIdx (emulator::Index{(unsigned)(emulator::machine.first_block + emulator::self().block), 0, 0})
-#define gridDim (emulator::Index{(unsigned)emulator::machine.blocks, 1, 1})
+#define blockIdx emulator::block_index()
+#define gridDim emulator::grid_size()
 #define blockDim (emulator::Index{(unsigned)emulator::machine.threads, 1, 1})
 #define __syncthreads emulator::block_barrier
+
+namespace emulator {
+inline Index block_index() {
+  const unsigned number = machine.first_block + self().block, x = machine.grid_x, y = machine.grid_y;
+  if (!x) return {number, 0, 0};
+  return {number % x, number / x % y, number / x / y};
+}
+inline Index grid_size() {
+  const unsigned blocks = machine.blocks, x = machine.grid_x, y = machine.grid_y;
+  if (!x) return {blocks, 1, 1};
+  return {x, y, blocks / x / y};
+}
+}  // namespace emulator
+
+// Threads are fibers of one: nothing comes in between.
+template <class T>
+T atomicAdd(T* to, T x) {
+  const T old = *to;
+  *to = old + x;
+  return old;
+}
+inline unsigned short atomicCAS(unsigned short* at, unsigned short expected, unsigned short wanted) {
+  const unsigned short old = *at;
+  if (old == expected) *at = wanted;
+  return old;
+}
 
 inline size_t __cvta_generic_to_shared(const void* at) { return emulator::address_of(at); }
 
@@ -110,6 +136,11 @@ struct TF32 {  // tensor cores do not read the last 13 bits
   using Sum = float;
   static float element(unsigned word, int) { return __uint_as_float(word & 0xffffe000); }
 };
+struct U8 {
+  static constexpr int K = 32, IN_REGISTER = 4;
+  using Sum = int;
+  static int element(unsigned word, int n) { return (unsigned char)(word >> 8 * n); }
+};
 struct S8 {
   static constexpr int K = 32, IN_REGISTER = 4;
   using Sum = int;
@@ -166,6 +197,18 @@ inline void st_shared_u32(unsigned to, unsigned a) { emulator::store(to, a); }
 inline void st_shared_v2_u32(unsigned to, unsigned a, unsigned b) { emulator::store(to, Two{{a, b}}); }
 inline void st_shared_v4_u32(unsigned to, unsigned a, unsigned b, unsigned c, unsigned d) {
   emulator::store(to, Four{{a, b, c, d}});
+}
+inline void st_shared_u8(unsigned to, unsigned a) { emulator::store(to, (unsigned char)a); }
+inline void st_shared_u16(unsigned to, unsigned short a) { emulator::store(to, a); }
+inline void ld_shared_u8(unsigned& a, unsigned from) { a = emulator::load<unsigned char>(from); }
+inline void ld_shared_u16(unsigned short& a, unsigned from) { a = emulator::load<unsigned short>(from); }
+inline void ld_shared_v2_u32(unsigned& a, unsigned& b, unsigned from) {
+  const Two found = emulator::load<Two>(from);
+  a = found.at[0], b = found.at[1];
+}
+inline void ld_shared_v4_u32(unsigned& a, unsigned& b, unsigned& c, unsigned& d, unsigned from) {
+  const Four found = emulator::load<Four>(from);
+  a = found.at[0], b = found.at[1], c = found.at[2], d = found.at[3];
 }
 inline void ld_shared_u32(unsigned& a, unsigned from) { a = emulator::load<unsigned>(from); }
 inline void mapa_shared__cluster_u32(unsigned& there, unsigned address, unsigned block) {
@@ -272,6 +315,7 @@ MMA(mma_sync_aligned_m16n8k16_row_col_f32_f16_f16_f32, F16, float)
 MMA(mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32, BF16, float)
 MMA(mma_sync_aligned_m16n8k8_row_col_f32_tf32_tf32_f32, TF32, float)
 MMA(mma_sync_aligned_m16n8k32_row_col_s32_s8_s8_s32, S8, int)
+MMA(mma_sync_aligned_m16n8k32_row_col_s32_u8_u8_s32, U8, int)
 #undef MMA
 #define MMA(NAME, T)                                                                                            \
   inline void NAME(float& d0, float& d1, float& d2, float& d3, unsigned a0, unsigned a1, unsigned b0, float c0, \

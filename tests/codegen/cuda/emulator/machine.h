@@ -38,7 +38,7 @@ struct Copy {
   int bytes, read;
 };
 
-// A word of shared memory: who wrote and read it, in which span between barriers.
+// A word of shared memory (or a smaller part: `granule`): who wrote and read it, in which span between barriers.
 struct Word {
   int writer = -1, reader = -1;
   unsigned written = 0, read = 0;
@@ -78,6 +78,8 @@ struct Index {
 
 struct Machine {
   int blocks, threads, cluster, shared_bytes;
+  int granule = 4;              // bytes that are accessed by one thread at a time
+  int grid_x = 0, grid_y = 1;   // of blocks with three coordinates; 0: with one
   bool descending;  // the order in which threads run
   void (*kernel)(void** arguments);
   void** arguments;
@@ -179,8 +181,8 @@ inline unsigned char* located(Block& block, unsigned address, int bytes) {
 
 // `thread` reads or writes; a warp that reads together is none of its threads.
 inline void note_read(Block& block, unsigned address, int bytes, int thread) {
-  for (int n = 0; n < bytes; n += 4) {
-    Word& word = block.words[(address - FIRST_ADDRESS + n) / 4];
+  for (int n = 0; n < bytes; n += machine.granule) {
+    Word& word = block.words[(address - FIRST_ADDRESS + n) / machine.granule];
     if (word.flying) fail("reads what an asynchronous copy has not brought yet");
     if (word.written == block.epoch && word.writer != thread)
       fail("reads what another thread has written since the last barrier");
@@ -189,8 +191,8 @@ inline void note_read(Block& block, unsigned address, int bytes, int thread) {
   }
 }
 inline void note_write(Block& block, unsigned address, int bytes, int thread) {
-  for (int n = 0; n < bytes; n += 4) {
-    Word& word = block.words[(address - FIRST_ADDRESS + n) / 4];
+  for (int n = 0; n < bytes; n += machine.granule) {
+    Word& word = block.words[(address - FIRST_ADDRESS + n) / machine.granule];
     if (word.flying) fail("writes where an asynchronous copy is under way");
     if (word.written == block.epoch && word.writer != thread)
       fail("writes what another thread has written since the last barrier");
@@ -252,7 +254,8 @@ inline void begin_copy(unsigned to, const void* from, int bytes, int read) {
   unsigned char* const at = located(own_block(), to, bytes);
   if (read && (size_t)from % bytes) fail("the source of an asynchronous copy is not aligned");
   note_write(own_block(), to, bytes, self().number);
-  for (int n = 0; n < bytes; n += 4) own_block().words[(to - FIRST_ADDRESS + n) / 4].flying = true;
+  for (int n = 0; n < bytes; n += machine.granule)
+    own_block().words[(to - FIRST_ADDRESS + n) / machine.granule].flying = true;
   memset(at, POISON, bytes);
   self().open.push_back({to, static_cast<const unsigned char*>(from), bytes, read});
 }
@@ -268,8 +271,8 @@ inline void wait_group(int pending) {
       unsigned char* const at = located(block, copy.to, copy.bytes);
       memset(at, 0, copy.bytes);
       memcpy(at, copy.from, copy.read);
-      for (int n = 0; n < copy.bytes; n += 4) {
-        Word& word = block.words[(copy.to - FIRST_ADDRESS + n) / 4];
+      for (int n = 0; n < copy.bytes; n += machine.granule) {
+        Word& word = block.words[(copy.to - FIRST_ADDRESS + n) / machine.granule];
         word.flying = false;
         word.writer = self().number;
         word.written = block.epoch;
@@ -319,7 +322,7 @@ inline void run_cluster() {
     block = Block();
     block.memory = memory ? memory : guarded(all_shared_bytes(), 128);
     memset(block.memory, POISON, all_shared_bytes());
-    block.words.resize((all_shared_bytes() + 3) / 4);
+    block.words.resize((all_shared_bytes() + machine.granule - 1) / machine.granule);
     block.warps.resize(machine.threads / WARP);
   }
   machine.cluster_barrier = machine.cluster_arrived = 0;
@@ -369,9 +372,10 @@ inline void read_all(FILE* file, void* into, size_t bytes) {
   if (fread(into, 1, bytes, file) != bytes) fail("the file of inputs is too short");
 }
 
+// `kept`: what is written is given too.
 struct Argument {
   size_t bytes;
-  bool written;
+  bool written, kept = false;
 };
 
 // kernel INPUTS RESULTS COUNT ascending|descending: so many launches, with the arguments of each behind each other.
@@ -397,7 +401,7 @@ inline int main_of(int argc, char** argv, Machine described, std::vector<Argumen
   machine.arguments = pointers.data();
   for (int left = atoi(argv[3]); left; --left) {
     for (size_t n = 0; n < arguments.size(); ++n) {
-      if (arguments[n].written)
+      if (arguments[n].written && !arguments[n].kept)
         memset(pointers[n], POISON, arguments[n].bytes);
       else
         read_all(inputs, pointers[n], arguments[n].bytes);

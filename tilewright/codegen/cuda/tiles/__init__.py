@@ -1,0 +1,1 @@
+"""Tile kernels as CUDA C++."""

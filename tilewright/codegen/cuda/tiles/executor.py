@@ -1,0 +1,175 @@
+"""The executor of tile kernels on NVIDIA GPUs: `tile/executors.py` has the contract.
+
+A launch goes to PyTorch's current stream of its current device, through the driver. Arguments are packed into one
+block of memory, whose addresses were prepared: a warm call is that, one call of the driver, and nothing else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tilewright.codegen.cache import ObjectCache
+from tilewright.codegen.cuda import toolchain
+from tilewright.codegen.cuda.tiles.emit import SYMBOL, TileSource, emit_tile_program
+from tilewright.codegen.cuda.toolchain import Compiled
+from tilewright.dtypes import DType
+from tilewright.errors import CacheError, KernelArgumentError, OptionError
+from tilewright.hw.gpu import GpuMachine, detect
+from tilewright.runtime.cuda.device import CudaFunction, Device
+from tilewright.support.fingerprint import fingerprint
+from tilewright.tile.executors import Facts, Launchable, Options
+from tilewright.tile.ir import Op, TileProgram, TileType, Value, walk
+
+WARPS = (1, 2, 4, 8, 16, 32)
+_DEFAULT_WARPS = 4
+_MAX_GRID = (2**31 - 1, 65_535, 65_535)
+
+
+@lru_cache(maxsize=1)
+def _generator_version() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.parent.rglob("*")):
+        if path.suffix in (".py", ".cuh"):
+            digest.update(path.read_bytes())
+    return f"{digest.hexdigest()} {toolchain.version()}"
+
+
+class Executor:
+    """Its option is `warps`: how many run one program instance; 4 where nothing is said."""
+
+    wants_divisors = True
+
+    def __init__(self, machine: GpuMachine | None = None) -> None:
+        self._machine = machine
+        try:
+            self.cache: ObjectCache | None = ObjectCache.default()
+        except CacheError:
+            self.cache = None
+
+    @property
+    def machine(self) -> GpuMachine:
+        """The card that kernels are compiled for: the current one, unless another was given."""
+        return self._machine or detect(_current_device())
+
+    def compile(self, program: TileProgram, facts: Facts, options: Options) -> Launchable | None:
+        if prints(program):
+            return None
+        source, compiled, symbol = self.build(program, facts, options)
+        return _Launchable(program, source, compiled.cubin, symbol)
+
+    def build(self, program: TileProgram, facts: Facts, options: Options) -> tuple[TileSource, Compiled, str]:
+        """The text, the machine code, and the kernel's name in it. Needs no card."""
+        machine = self.machine
+        source = emit_tile_program(program, facts, machine, warps_of(options))
+        key = fingerprint("tile", source.text, machine.capability, _generator_version())
+        symbol = f"tw_{key}"
+        found = self.cache.get(key) if self.cache is not None else None
+        if found is not None:
+            return source, msgspec.msgpack.decode(found, type=Compiled), symbol
+        text = source.text.replace(SYMBOL, symbol)
+        compiled = toolchain.compile_source(text, machine.capability, exact_division=True)
+        if self.cache is not None:
+            self.cache.put(key, msgspec.msgpack.encode(compiled))
+        return source, compiled, symbol
+
+    def source(self, program: TileProgram, facts: Facts, options: Options) -> str:
+        return emit_tile_program(program, facts, self.machine, warps_of(options)).kernel
+
+
+def prints(program: TileProgram) -> bool:
+    return any(isinstance(node, Op) and node.name == "print" for node in walk(program.body))
+
+
+def warps_of(options: Options) -> int:
+    for name in options:
+        if name != "warps":
+            raise OptionError(f"a tile kernel on a GPU has no option {name!r}", remedy="it takes warps")
+    warps = options.get("warps", _DEFAULT_WARPS)
+    if warps not in WARPS:
+        raise OptionError(
+            f"warps must be one of {', '.join(map(str, WARPS))}, got {warps!r}",
+            remedy="use a power of two up to 32",
+        )
+    return int(warps)
+
+
+class _Launchable:
+    """A kernel, loaded on each device where it is launched first."""
+
+    def __init__(self, program: TileProgram, source: TileSource, cubin: bytes, symbol: str) -> None:
+        self._source, self._cubin, self._symbol = source, cubin, symbol
+        layout = struct.Struct("=" + "".join(_slot(param) for param in program.params))
+        self._pack, self._count = layout.pack_into, len(program.params)
+        self._functions: dict[int, CudaFunction] = {}
+        self._lock = threading.Lock()
+        self._local = threading.local()
+        self._name = program.name
+        self._device, self._stream = _torch_functions()
+
+    def __call__(self, grid: tuple[int, int, int], values: Sequence[Any], /) -> None:
+        device = self._device()
+        function = self._functions.get(device)
+        if function is None:
+            function = self._load(device)
+        try:
+            slots, parameters = self._local.arguments
+        except AttributeError:
+            slots, parameters = self._local.arguments = self._argument_memory()
+        self._pack(slots, 0, *values)
+        if grid[1] > _MAX_GRID[1] or grid[2] > _MAX_GRID[2]:
+            raise KernelArgumentError(
+                f"the grid of {self._name} is {grid}, and a GPU's has at most {_MAX_GRID}",
+                remedy="put the longest axis of the grid first",
+            )
+        function.launch_grid(grid, self._source.threads, parameters, self._stream(device))
+
+    def _argument_memory(self) -> tuple[Any, int]:
+        """A slot of 8 bytes for each argument, and the address of the slots' addresses."""
+        slots = (ctypes.c_uint64 * max(1, self._count))()
+        first = ctypes.addressof(slots)
+        pointers = (ctypes.c_void_p * max(1, self._count))(
+            *(first + 8 * n for n in range(max(1, self._count)))
+        )
+        slots._kept = pointers  # type: ignore[attr-defined]
+        return slots, ctypes.addressof(pointers)
+
+    def _load(self, device: int) -> CudaFunction:
+        with self._lock:
+            if device not in self._functions:
+                card = Device(device)
+                self._functions[device] = card.load(self._cubin, self._symbol, self._source.shared_bytes)
+            return self._functions[device]
+
+
+@lru_cache(maxsize=1)
+def _torch_functions() -> tuple[Callable[[], int], Callable[[int], int]]:
+    """The number of the current device, and the handle of its current stream."""
+    import torch
+
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    if raw is None:
+        return torch.cuda.current_device, lambda device: int(torch.cuda.current_stream(device).cuda_stream)
+    return torch.cuda.current_device, raw
+
+
+def _current_device() -> int:
+    return _torch_functions()[0]()
+
+
+def _slot(param: Value) -> str:
+    """An argument in 8 bytes."""
+    kind = param.type
+    assert isinstance(kind, TileType)
+    if kind.is_pointer:
+        return "Q"
+    formats = {DType.F32: "f4x", DType.F64: "d", DType.I32: "i4x", DType.I64: "q", DType.BOOL: "?7x"}
+    return formats[kind.dtype]

@@ -1,0 +1,127 @@
+"""Shared memory: what code for threads needs of it, and where in it each buffer lies.
+
+Generated code is a list of nodes: a `Step` is some lines of code with the memory they read and write; a `Region` is a
+loop or a branch of lists of nodes. A buffer lives from the first step that writes it to the last that reads it; where
+a loop uses a buffer that was written before it, to the end of that loop. Buffers that do not live at the same time may
+share memory; `barriers.py` keeps their accesses apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tilewright.support.source import SourceLocation
+
+_ALIGNMENT = 128
+
+
+@dataclass(frozen=True, eq=False)
+class SharedBuffer:
+    """Some bytes of shared memory; `what` it is for, and the user's line that needs it."""
+
+    name: str
+    bytes: int
+    what: str = ""
+    where: SourceLocation | None = None
+
+
+@dataclass(frozen=True)
+class GlobalAccess:
+    """An access to tensors. `key`: accesses of one key in one iteration of every loop have, of each thread, the same
+    addresses."""
+
+    tensors: frozenset[str]
+    key: object = None
+
+
+Resource = SharedBuffer | GlobalAccess
+
+
+@dataclass(eq=False)
+class Step:
+    lines: list[str]
+    reads: tuple[Resource, ...] = ()
+    writes: tuple[Resource, ...] = ()
+
+
+@dataclass(eq=False)
+class Region:
+    """`parts`: of a loop, run one after the other, again and again; of a branch, one of them runs. Each has its first
+    and last lines."""
+
+    loop: bool
+    parts: list[Part]
+
+
+@dataclass(eq=False)
+class Part:
+    head: list[str]
+    nodes: list[CodeNode] = field(default_factory=list)
+    tail: list[str] = field(default_factory=list)
+
+
+CodeNode = Step | Region
+
+
+def allocate(nodes: Sequence[CodeNode]) -> tuple[dict[SharedBuffer, int], int]:
+    """The offset of each buffer, and how many bytes there are in all."""
+    lifetimes = _Lifetimes()
+    lifetimes.visit(nodes)
+    offsets: dict[SharedBuffer, int] = {}
+    for buffer in sorted(lifetimes.spans, key=lambda each: (-each.bytes, lifetimes.spans[each])):
+        first, last = lifetimes.spans[buffer]
+        taken = sorted(
+            (offsets[other], offsets[other] + _rounded(other.bytes))
+            for other in offsets
+            if lifetimes.spans[other][0] <= last and first <= lifetimes.spans[other][1]
+        )
+        offset = 0
+        for begin, end in taken:
+            if offset + _rounded(buffer.bytes) <= begin:
+                break
+            offset = max(offset, end)
+        offsets[buffer] = offset
+    total = max((offset + buffer.bytes for buffer, offset in offsets.items()), default=0)
+    return offsets, total
+
+
+def live_together(nodes: Sequence[CodeNode], offsets: Mapping[SharedBuffer, int]) -> list[SharedBuffer]:
+    """The buffers that are live where the most memory is, the largest first: what an error names."""
+    lifetimes = _Lifetimes()
+    lifetimes.visit(nodes)
+    last = max(offsets, key=lambda each: offsets[each] + each.bytes)
+    first, end = lifetimes.spans[last]
+    found = [b for b, (begin, stop) in lifetimes.spans.items() if begin <= end and first <= stop]
+    return sorted(found, key=lambda each: -each.bytes)
+
+
+def _rounded(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+class _Lifetimes:
+    """The first and the last step of each buffer, by number."""
+
+    def __init__(self) -> None:
+        self.spans: dict[SharedBuffer, tuple[int, int]] = {}
+        self.count = 0
+
+    def visit(self, nodes: Iterable[CodeNode]) -> None:
+        for node in nodes:
+            if isinstance(node, Step):
+                self.count += 1
+                for resource in (*node.reads, *node.writes):
+                    if isinstance(resource, SharedBuffer):
+                        first, _ = self.spans.get(resource, (self.count, 0))
+                        self.spans[resource] = (first, self.count)
+                continue
+            self.count += 1
+            begin = self.count
+            for part in node.parts:
+                self.visit(part.nodes)
+            self.count += 1
+            if node.loop:
+                for buffer, (first, last) in self.spans.items():
+                    if first < begin <= last:  # from before the loop: the next iteration reads it again
+                        self.spans[buffer] = (first, self.count)

@@ -51,7 +51,7 @@ def kernel(function: Callable[..., Any]) -> Kernel:
     The grid is a tuple of one to three numbers, or a function that gets all arguments by name and returns one. A
     parameter is an array (NumPy, or a PyTorch tensor on the CPU; the kernel gets a pointer), a number, or a constexpr.
     `options={...}` goes to the code generator of the device: on a CPU it takes `threads`, on an
-    NVIDIA GPU `warps`.
+    NVIDIA GPU `warps` and `stages`.
 
     `debug=True` at the launch finds reads of unwritten elements (of the tensors named in `unwritten=`), races between
     program instances and failing assertions.

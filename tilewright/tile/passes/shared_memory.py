@@ -24,6 +24,7 @@ class SharedBuffer:
     bytes: int
     what: str = ""
     where: SourceLocation | None = None
+    ring: bool = False  # of slots for iterations of a loop, whose code keeps its accesses apart itself
 
 
 @dataclass(frozen=True)

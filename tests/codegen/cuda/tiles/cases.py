@@ -28,13 +28,13 @@ class Case:
     tolerance: float = 1e-5
     warps: int = 4
 
-    def launch(self) -> Launch:
+    def launch(self, stages: int = 1) -> Launch:
         bound = self.kernel._bind(self.arguments, self.constants)
         found = self.kernel._arguments(bound)
         program = self.kernel.program(*self.arguments, **self.constants)
         x, y, z = (*self.grid, 1, 1)[:3]
         values = {param.name: bound[param.name] for param in program.params}
-        return Launch(program, values, (x, y, z), _facts(found, True), self.warps)
+        return Launch(program, values, (x, y, z), _facts(found, True), self.warps, stages)
 
     def check(self, found: np.ndarray) -> None:
         np.testing.assert_allclose(

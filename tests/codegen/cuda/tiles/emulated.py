@@ -31,9 +31,10 @@ class Launch:
     grid: tuple[int, int, int] = (1, 1, 1)
     facts: Facts = _DISJOINT
     warps: int = 4
+    stages: int = 1
 
     def source(self, machine: GpuMachine = H200) -> TileSource:
-        return emit_tile_program(self.program, self.facts, machine, self.warps)
+        return emit_tile_program(self.program, self.facts, machine, self.warps, self.stages)
 
 
 def run(launches: Sequence[Launch], folder: Path, *, descending: bool = False) -> list[dict[str, np.ndarray]]:

@@ -10,7 +10,7 @@ import pytest
 from tests.codegen.cuda.tiles.cases import MAKERS, Case
 from tests.tile import kernels
 from tilewright.codegen.cuda.tiles.emit import emit_tile_program
-from tilewright.codegen.cuda.tiles.executor import Executor, warps_of
+from tilewright.codegen.cuda.tiles.executor import Executor, checked_options
 from tilewright.errors import MissingDependencyError, OptionError, SharedMemoryError
 from tilewright.hw.gpu import H200
 from tilewright.tile.executors import Facts
@@ -34,7 +34,7 @@ def test_a_matmul_is_the_golden(golden: Golden) -> None:
     program = kernels.batched_matmul.program(HALF, HALF, SINGLE, 128, 128, 128, BM=32, BN=32, BK=32)
     golden(
         "batched_matmul.cu",
-        emit_tile_program(program, divisible("a", "b", "out", "M", "N", "K"), H200, 4).kernel,
+        emit_tile_program(program, divisible("a", "b", "out", "M", "N", "K"), H200, 4, stages=3).kernel,
     )
 
 
@@ -77,10 +77,21 @@ def test_too_much_shared_memory_shows_the_line() -> None:
     )
 
 
-@pytest.mark.parametrize("options", [{"warps": 3}, {"warps": 64}, {"threads": 2}])
+def test_stages_that_nobody_asked_for_make_room() -> None:
+    """Three would be too much; as an option of the user's they are an error."""
+    program = kernels.matmul_gelu.program(
+        HALF, HALF, SINGLE[0], SINGLE, 128, 128, 128, BM=256, BN=256, BK=128
+    )
+    executor = Executor(H200)
+    assert "await_copies<" not in executor.source(program, Facts(True), {"warps": 8})
+    with pytest.raises(SharedMemoryError, match="stages of an operand of dot"):
+        executor.source(program, divisible("a", "b", "M", "N", "K"), {"warps": 8, "stages": 3})
+
+
+@pytest.mark.parametrize("options", [{"warps": 3}, {"warps": 64}, {"stages": 0}, {"threads": 2}])
 def test_bad_options(options: dict[str, int]) -> None:
     with pytest.raises(OptionError):
-        warps_of(options)
+        checked_options(options)
 
 
 @pytest.mark.parametrize("case", [make() for make in MAKERS], ids=lambda case: case.name)
@@ -93,7 +104,7 @@ def test_nvrtc_takes_it(case: Case) -> None:
     executor = Executor(H200)
     executor.cache = None
     try:
-        _, compiled, symbol = executor.build(made.program, made.facts, {"warps": made.warps})
+        _, compiled, symbol = executor.build(made.program, made.facts, {"warps": made.warps, "stages": 3})
     except MissingDependencyError as error:
         pytest.skip(str(error))
     assert symbol.encode() in compiled.cubin

@@ -13,18 +13,28 @@ import pytest
 import tilewright
 import tilewright.tile as tl
 from tests.codegen.cuda.emulator.run import COMPILER, Complaint
-from tests.codegen.cuda.tiles.cases import MAKERS
+from tests.codegen.cuda.tiles.cases import MAKERS, Case
 from tests.codegen.cuda.tiles.emulated import Launch, build, run, run_one
 from tests.codegen.cuda.tiles.random_programs import check
 from tests.tile.kernels import random
 from tilewright.tile.executors import Facts
+from tilewright.tile.ir import Op, walk
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no g++ here to compile the emulator with")
 
 
-def test_the_ten_kernels(tmp_path: Path) -> None:
-    cases = [make() for make in MAKERS]
-    results = run([case.launch() for case in cases], tmp_path)
+def _has_dots(case: Case) -> bool:
+    return any(isinstance(node, Op) and node.name == "dot" for node in walk(case.launch().program.body))
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+def test_the_ten_kernels(stages: int, tmp_path: Path) -> None:
+    """With stages, those that have dots: their operands are copied ahead."""
+    cases = [case for case in (make() for make in MAKERS) if stages == 1 or _has_dots(case)]
+    launches = [case.launch(stages) for case in cases]
+    if stages > 1:
+        assert all("copy_async<" in each.source().kernel for each in launches)
+    results = run(launches, tmp_path)
     for case, found in zip(cases, results, strict=True):
         case.check(found[case.result])
 
@@ -200,3 +210,15 @@ def test_a_missing_barrier_is_found(tmp_path: Path) -> None:
     for number, each in enumerate(made):
         with pytest.raises(Complaint, match="since the last barrier"):
             run_one(each, number, program, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("await_copies<1>();", ""), ("await_copies<1>();", "await_copies<2>();"), ("commit_copies();", "")],
+)
+def test_copies_that_are_not_awaited_are_found(old: str, new: str, tmp_path: Path) -> None:
+    case = next(case for case in (make() for make in MAKERS) if case.name == "batched_matmul-float16")
+    made = case.launch(stages=3)
+    program = build([made], tmp_path, (old, new))
+    with pytest.raises(Complaint, match="asynchronous copy"):
+        run_one(made, 0, program, tmp_path)

@@ -36,6 +36,17 @@ class Dots(Along):
             self._by_tensor_cores(op, plan, name)
         return name
 
+    def shared_operand(self, op: Op, number: int) -> SharedTile | None:
+        """How an operand lies in shared memory; None where it is in registers as the instruction takes it."""
+        plan, value = self.homes.plans[op], op.operands[number]
+        sizes, dtype = plan.sizes, tile_type(value).dtype
+        rows, columns = (sizes.m, sizes.k) if number == 0 else (sizes.k, sizes.n)
+        if isinstance(plan, FmaPlan):
+            return SharedTile(tuple(dtype.bytes << bit for bit in range(rows + columns + sizes.batch)), True)
+        if number == 0 and self.homes.of(value).holds(plan.left):
+            return None
+        return self._tile(value, rows, columns, sizes.batch, k_last=number == 0)
+
     # -- tensor cores ------------------------------------------------------------------------------------------------
 
     def _by_tensor_cores(self, op: Op, plan: TensorPlan, sums: str) -> None:
@@ -46,7 +57,8 @@ class Dots(Along):
         count = (1 << len(m_tiles), 1 << len(n_tiles), 1 << len(k_steps), 1 << sizes.batch)
         reads: list[SharedBuffer] = []
         # The first operand.
-        if self.homes.of(a).holds(plan.left):
+        tile = self.shared_operand(op, 0)
+        if tile is None:
             held, each = self.get(a, plan.left), _WORD // dtype.bytes
             words = 4 * each
             index = f"{words} * (k + {count[2]} * (i + {count[0]} * z))"
@@ -58,19 +70,19 @@ class Dots(Along):
                 *loop("e", 4, f"a[i][e] = {f'{through}({word})' if through else word};"),
             ]
         else:
-            tile = self._tile(a, sizes.m, sizes.k, sizes.batch, k_last=True)
             buffer = self.in_shared(a, tile.masks, "an operand of dot")
             reads.append(buffer)
             low, high = list(range(sizes.k)), list(range(sizes.k, sizes.k + sizes.m))
             lanes = _matrix_lanes(high, low, plan.depth, transposed=not tile.by_rows, left=True)
             thread = _thread(tile, lanes, [high[m] if m != REPLICATED else REPLICATED for m in plan.m_warps])
             at = self._at(
-                tile, thread, buffer, [low[k] for k in k_steps], "i", [high[m] for m in m_tiles], sizes
+                tile, thread, buffer, [low[k] for k in k_steps], "i", [high[m] for m in m_tiles], sizes.batch
             )
             load = self._matrices(4, dtype, not tile.by_rows)
             left = ["#pragma unroll", f"for (int i = 0; i < {count[0]}; ++i) {load}(a[i], {at});"]
         # The second: two neighbouring fragments at once where there are two.
-        tile = self._tile(b, sizes.k, sizes.n, sizes.batch, k_last=False)
+        tile = self.shared_operand(op, 1)
+        assert tile is not None
         buffer = self.in_shared(b, tile.masks, "an operand of dot")
         reads.append(buffer)
         low, high = list(range(sizes.n)), list(range(sizes.n, sizes.n + sizes.k))
@@ -79,7 +91,9 @@ class Dots(Along):
         if not both:
             lanes[4] = REPLICATED
         thread = _thread(tile, lanes, plan.n_warps)
-        at = self._at(tile, thread, buffer, [high[k] for k in k_steps], "j", [low[n] for n in n_tiles], sizes)
+        at = self._at(
+            tile, thread, buffer, [high[k] for k in k_steps], "j", [low[n] for n in n_tiles], sizes.batch
+        )
         load = self._matrices(4 if both else 2, dtype, tile.by_rows)
         right = [
             "#pragma unroll",
@@ -112,10 +126,10 @@ class Dots(Along):
         steps: Sequence[int],
         variable: str,
         tiles: Sequence[int],
-        sizes: object,
+        batch: int,
     ) -> str:
         masks = tile.masks
-        batches = masks[len(masks) - getattr(sizes, "batch", 0) :] if getattr(sizes, "batch", 0) else ()
+        batches = masks[len(masks) - batch :] if batch else ()
         parts = [
             thread,
             of_bits("k", [masks[bit] for bit in steps]),
@@ -187,9 +201,8 @@ class Dots(Along):
         dtype, wide = tile_type(a).dtype, tile_type(op.results[0]).dtype
         size = dtype.bytes
         n, m, batch = sizes.n, sizes.m, sizes.batch
-        masks = [
-            tuple(size << bit for bit in range(rank)) for rank in (m + sizes.k + batch, n + sizes.k + batch)
-        ]
+        tiles = [self.shared_operand(op, number) for number in (0, 1)]
+        masks = [tile.masks for tile in tiles if tile is not None]
         buffers = [
             self.in_shared(value, mask, "an operand of dot")
             for value, mask in zip((a, b), masks, strict=True)

@@ -22,7 +22,7 @@ from tilewright.codegen.cuda import toolchain
 from tilewright.codegen.cuda.tiles.emit import SYMBOL, TileSource, emit_tile_program
 from tilewright.codegen.cuda.toolchain import Compiled
 from tilewright.dtypes import DType
-from tilewright.errors import CacheError, KernelArgumentError, OptionError
+from tilewright.errors import CacheError, KernelArgumentError, OptionError, SharedMemoryError
 from tilewright.hw.gpu import GpuMachine, detect
 from tilewright.runtime.cuda.device import CudaFunction, Device
 from tilewright.support.fingerprint import fingerprint
@@ -30,7 +30,8 @@ from tilewright.tile.executors import Facts, Launchable, Options
 from tilewright.tile.ir import Op, TileProgram, TileType, Value, walk
 
 WARPS = (1, 2, 4, 8, 16, 32)
-_DEFAULT_WARPS = 4
+STAGES = range(1, 9)
+_DEFAULT_WARPS, _DEFAULT_STAGES = 4, 3
 _MAX_GRID = (2**31 - 1, 65_535, 65_535)
 
 
@@ -44,7 +45,8 @@ def _generator_version() -> str:
 
 
 class Executor:
-    """Its option is `warps`: how many run one program instance; 4 where nothing is said."""
+    """Its options are `warps`, how many run one program instance, 4 where nothing is said; and `stages`, how many
+    iterations of a loop have their operands of dot in shared memory at once: 3, or as many as there is room for."""
 
     wants_divisors = True
 
@@ -69,7 +71,7 @@ class Executor:
     def build(self, program: TileProgram, facts: Facts, options: Options) -> tuple[TileSource, Compiled, str]:
         """The text, the machine code, and the kernel's name in it. Needs no card."""
         machine = self.machine
-        source = emit_tile_program(program, facts, machine, warps_of(options))
+        source = _emitted(program, facts, machine, options)
         key = fingerprint("tile", source.text, machine.capability, _generator_version())
         symbol = f"tw_{key}"
         found = self.cache.get(key) if self.cache is not None else None
@@ -82,24 +84,42 @@ class Executor:
         return source, compiled, symbol
 
     def source(self, program: TileProgram, facts: Facts, options: Options) -> str:
-        return emit_tile_program(program, facts, self.machine, warps_of(options)).kernel
+        return _emitted(program, facts, self.machine, options).kernel
 
 
 def prints(program: TileProgram) -> bool:
     return any(isinstance(node, Op) and node.name == "print" for node in walk(program.body))
 
 
-def warps_of(options: Options) -> int:
+def _emitted(program: TileProgram, facts: Facts, machine: GpuMachine, options: Options) -> TileSource:
+    warps, stages = checked_options(options)
+    while True:
+        try:
+            return emit_tile_program(program, facts, machine, warps, stages)
+        except SharedMemoryError:
+            if "stages" in options or stages == 1:
+                raise
+            stages -= 1
+
+
+def checked_options(options: Options) -> tuple[int, int]:
+    """Warps and stages."""
     for name in options:
-        if name != "warps":
-            raise OptionError(f"a tile kernel on a GPU has no option {name!r}", remedy="it takes warps")
-    warps = options.get("warps", _DEFAULT_WARPS)
+        if name not in ("warps", "stages"):
+            raise OptionError(
+                f"a tile kernel on a GPU has no option {name!r}", remedy="it takes warps and stages"
+            )
+    warps, stages = options.get("warps", _DEFAULT_WARPS), options.get("stages", _DEFAULT_STAGES)
     if warps not in WARPS:
         raise OptionError(
             f"warps must be one of {', '.join(map(str, WARPS))}, got {warps!r}",
             remedy="use a power of two up to 32",
         )
-    return int(warps)
+    if stages not in STAGES:
+        raise OptionError(
+            f"stages must be a number from 1 to {STAGES[-1]}, got {stages!r}", remedy="use 2 to 4"
+        )
+    return int(warps), int(stages)
 
 
 class _Launchable:

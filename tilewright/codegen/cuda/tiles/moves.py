@@ -99,7 +99,7 @@ class Moves(Values):
 
     def _source(self, value: Value) -> Value:
         """The value that a view shows, whose definition is a point in the code."""
-        while value not in self.defined:
+        while self.known(value, self.homes.of(value)) is None:
             value = next(each for each in self.homes.definitions[value].operands if each in self.homes.home)
         return value
 

@@ -46,6 +46,21 @@ __device__ inline void get_shared(T* into, unsigned from) {
   for (int n = 0; n < N; ++n) into[n] = pack.at[n];
 }
 
+// BYTES (16, 8 or 4) from global to shared memory, asynchronously; where not `valid`, zeros, and nothing is read.
+template <int BYTES>
+__device__ inline void copy_async(unsigned to, const void* from, bool valid) {
+  const int read = valid ? BYTES : 0;
+  if constexpr (BYTES == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(read) : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(read) : "memory");
+}
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING>
+__device__ inline void await_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
 // N neighbours in global memory.
 template <int N, class T>
 __device__ inline void get_global(T* into, const T* from) {

@@ -56,20 +56,24 @@ class BlockPointer:
 
 
 class Values:
-    def __init__(self, program: TileProgram, facts: Facts, machine: GpuMachine, warps: int) -> None:
-        """`warps`: the bits of a warp's number."""
+    def __init__(
+        self, program: TileProgram, facts: Facts, machine: GpuMachine, warps: int, stages: int = 1
+    ) -> None:
+        """`warps`: the bits of a warp's number. `stages`: iterations whose operands are in shared memory at once."""
+        self.stages = stages
+        self.skipped: set[Op] = set()  # loads that are copied to shared memory ahead
         self.program, self.facts, self.machine, self.warps = program, facts, machine, warps
         self.threads = 32 << warps
         self.axes = analyse_axes(program, facts)
         self.homes = Homes(program, self.axes, machine, warps)
         self.origins = pointer_origins(program)
         self.scopes = [Scope()]
-        self.defined: dict[Value, Scope] = {}
         self.blocks: dict[Value, BlockPointer] = {}
         self.functions: dict[str, str] = {}  # of instructions, by name
         self.count = 0
         self.conversions: list[str] = []  # of tiles that moved through shared memory
         self.op: Op | None = None  # whose code is being written
+        self.slots: dict[SharedBuffer, str] = {}  # of rings: the offset of the current slot
 
     # -- code --------------------------------------------------------------------------------------------------------
 
@@ -101,23 +105,24 @@ class Values:
     @contextmanager
     def at_definition(self, value: Value) -> Iterator[None]:
         """Code goes where the value is defined: before a loop that is being written."""
-        scope, kept = self.defined[value], self.scopes
-        self.scopes = kept[: kept.index(scope) + 1]
+        kept, layout = self.scopes, self.homes.of(value)
+        last = max(n for n, scope in enumerate(kept) if (value, layout) in scope.names)
+        self.scopes = kept[: last + 1]
         yield
         self.scopes = kept
 
     def define(self, value: Value, layout: Layout, name: str) -> None:
-        self.defined.setdefault(value, self.scope)
         self.scope.names[value, layout] = name
 
     def buffer(self, size: int, what: str) -> SharedBuffer:
         where = None if self.op is None else self.op.where
         return SharedBuffer(self.name("shared"), size, what, where)
 
-    @staticmethod
-    def address(buffer: SharedBuffer) -> str:
-        """Of its first byte; the number is known when all buffers are."""
-        return f"smem + @{buffer.name}@"
+    def address(self, buffer: SharedBuffer) -> str:
+        """Of its first byte; the number is known when all buffers are. Of a ring, in the slot that is current."""
+        slot = self.slots.get(buffer)
+        first = f"smem + @{buffer.name}@"
+        return first if slot is None else f"{first} + {slot}"
 
     # -- values ------------------------------------------------------------------------------------------------------
 
@@ -141,7 +146,7 @@ class Values:
             name = self.view(op, value, layout)
         elif value not in self.homes.home:
             assert op is not None
-            name = self.elementwise(op, value, layout)
+            name = self.elementwise(op, value, layout) if shape_of(value) else self.computed(op, value)
         else:
             with self.at_definition(value):
                 home = self.homes.home[value]
@@ -149,6 +154,15 @@ class Values:
                 self.define(value, layout, name)
             return name
         self.define(value, layout, name)
+        return name
+
+    def computed(self, op: Op, value: Value) -> str:
+        """A scalar, of others."""
+        text = self.expression(op, [self.scalar(each) for each in op.operands])
+        if op.name == "constant":
+            return text
+        name = self.name()
+        self.step([f"{element_type(_tile(value).element)} const {name} = {text};"])
         return name
 
     def convert(self, value: Value, home: Layout, layout: Layout) -> str:

@@ -22,184 +22,265 @@ extern "C" __global__ void __launch_bounds__(128) KERNEL_NAME(f16* p1, f16* p2, 
   f32 v12[8];
 #pragma unroll
   for (int r = 0; r < 8; ++r) v12[r] = v13[r];
+  i64 ahead16 = i32(0);
+  int slot17 = 0;
+  __syncthreads();
   #pragma unroll 1
-for (i64 n14 = i32(0); n14 < p6; n14 += i32(32)) {
-    const i32 v15 = (i32)n14;
-    i32 const v16 = i32(u32(v7) * u32(p4));
-    i32 const v17 = i32(u32(v16) * u32(p6));
-    f16* const v18 = (p1 + (i64)(v17));
-    i32 const v19 = i32(u32(v7) * u32(p6));
-    i32 const v20 = i32(u32(v19) * u32(p5));
-    f16* const v21 = (p2 + (i64)(v20));
-    i32 v22[1];
+for (int s = 0; s < 2; ++s) {
+    if (ahead16 < p6) {
+      const i32 v18 = (i32)ahead16;
+      i32 const v19 = i32(u32(v7) * u32(p4));
+      i32 const v20 = i32(u32(v19) * u32(p6));
+      f16* const v21 = (p1 + (i64)(v20));
+      i32 const v22 = i32(u32(v7) * u32(p6));
+      i32 const v23 = i32(u32(v22) * u32(p5));
+      f16* const v24 = (p2 + (i64)(v23));
+      i32 v25[1];
 #pragma unroll
-    for (int r = 0; r < 1; ++r) v22[r] = (t >> 2 & 31);
-    i32 v23[1];
+      for (int r = 0; r < 1; ++r) v25[r] = (t >> 2 & 31);
+      i32 v26[1];
 #pragma unroll
-    for (int r = 0; r < 1; ++r) v23[r] = i32(u32(v9) + u32(v22[r]));
-    i32 v24[1];
+      for (int r = 0; r < 1; ++r) v26[r] = i32(u32(v9) + u32(v25[r]));
+      i32 v27[1];
 #pragma unroll
-    for (int r = 0; r < 1; ++r) v24[r] = i32(u32(v23[r]) * u32(p6));
-    f16* v25[1];
+      for (int r = 0; r < 1; ++r) v27[r] = i32(u32(v26[r]) * u32(p6));
+      f16* v28[1];
 #pragma unroll
-    for (int r = 0; r < 1; ++r) v25[r] = (v18 + (i64)(v24[r]));
-    f16* v26[8];
+      for (int r = 0; r < 1; ++r) v28[r] = (v21 + (i64)(v27[r]));
+      f16* v29[8];
 #pragma unroll
-    for (int r = 0; r < 8; ++r) v26[r] = v25[0];
-    i32 v27[8];
+      for (int r = 0; r < 8; ++r) v29[r] = v28[0];
+      i32 v30[8];
 #pragma unroll
-    for (int r = 0; r < 8; ++r) v27[r] = (t & 3) * 8 + (r & 7);
-    i32 v28[8];
+      for (int r = 0; r < 8; ++r) v30[r] = (t & 3) * 8 + (r & 7);
+      i32 v31[8];
 #pragma unroll
-    for (int r = 0; r < 8; ++r) v28[r] = i32(u32(v15) + u32(v27[r]));
-    f16* v29[8];
+      for (int r = 0; r < 8; ++r) v31[r] = i32(u32(v18) + u32(v30[r]));
+      f16* v32[8];
 #pragma unroll
-    for (int r = 0; r < 8; ++r) v29[r] = (v26[r] + (i64)(v28[r]));
-    bool v30[1];
+      for (int r = 0; r < 8; ++r) v32[r] = (v29[r] + (i64)(v31[r]));
+      bool v33[1];
 #pragma unroll
-    for (int r = 0; r < 1; ++r) v30[r] = (v23[r] < p4);
-    bool v31[8];
+      for (int r = 0; r < 1; ++r) v33[r] = (v26[r] < p4);
+      bool v34[8];
 #pragma unroll
-    for (int r = 0; r < 8; ++r) v31[r] = v30[0];
-    bool v32[8];
+      for (int r = 0; r < 8; ++r) v34[r] = v33[0];
+      bool v35[8];
 #pragma unroll
-    for (int r = 0; r < 8; ++r) v32[r] = (v28[r] < p6);
-    bool v33[8];
+      for (int r = 0; r < 8; ++r) v35[r] = (v31[r] < p6);
+      bool v36[8];
 #pragma unroll
-    for (int r = 0; r < 8; ++r) v33[r] = (v31[r] && v32[r]);
-    f16 v34[8];
+      for (int r = 0; r < 8; ++r) v36[r] = (v34[r] && v35[r]);
 #pragma unroll
-    for (int r = 0; r < 8; ++r) v34[r] = narrow<f16>(0.0f);
-    f16 v35[8];
+      for (int r = 0; r < 8; r += 8) copy_async<16>(smem + 0 + s * 2048 + (((t & 7) * 16 ^ (t >> 3 & 3) * 144 ^ (t >> 5 & 3) * 512) ^ (r & 7) * 2), v32[r], v36[r]);
+      i32 v37[1];
 #pragma unroll
-    for (int r = 0; r < 8; r += 8) {
-      if (v33[r]) {
-        get_global<8>(v35 + r, v29[r]);
-      } else {
+      for (int r = 0; r < 1; ++r) v37[r] = (t >> 2 & 31);
+      i32 v38[1];
 #pragma unroll
-        for (int e = 0; e < 8; ++e) v35[r + e] = v34[r + e];
-      }
+      for (int r = 0; r < 1; ++r) v38[r] = i32(u32(v18) + u32(v37[r]));
+      i32 v39[1];
+#pragma unroll
+      for (int r = 0; r < 1; ++r) v39[r] = i32(u32(v38[r]) * u32(p5));
+      f16* v40[1];
+#pragma unroll
+      for (int r = 0; r < 1; ++r) v40[r] = (v24 + (i64)(v39[r]));
+      f16* v41[8];
+#pragma unroll
+      for (int r = 0; r < 8; ++r) v41[r] = v40[0];
+      i32 v42[8];
+#pragma unroll
+      for (int r = 0; r < 8; ++r) v42[r] = (t & 3) * 8 + (r & 7);
+      i32 v43[8];
+#pragma unroll
+      for (int r = 0; r < 8; ++r) v43[r] = i32(u32(v11) + u32(v42[r]));
+      f16* v44[8];
+#pragma unroll
+      for (int r = 0; r < 8; ++r) v44[r] = (v41[r] + (i64)(v43[r]));
+      bool v45[1];
+#pragma unroll
+      for (int r = 0; r < 1; ++r) v45[r] = (v38[r] < p6);
+      bool v46[8];
+#pragma unroll
+      for (int r = 0; r < 8; ++r) v46[r] = v45[0];
+      bool v47[8];
+#pragma unroll
+      for (int r = 0; r < 8; ++r) v47[r] = (v43[r] < p5);
+      bool v48[8];
+#pragma unroll
+      for (int r = 0; r < 8; ++r) v48[r] = (v46[r] && v47[r]);
+#pragma unroll
+      for (int r = 0; r < 8; r += 8) copy_async<16>(smem + 6144 + s * 2048 + (((t & 7) * 16 ^ (t >> 3 & 3) * 144 ^ (t >> 5 & 3) * 512) ^ (r & 7) * 2), v44[r], v48[r]);
     }
-    i32 v36[1];
+    commit_copies();
+    ahead16 += i32(32);
+  }
+  #pragma unroll 1
+for (i64 n49 = i32(0); n49 < p6; n49 += i32(32)) {
+    const i32 v50 = (i32)n49;
+    await_copies<1>();
+    __syncthreads();
+    const int free51 = slot17 ? slot17 - 1 : 2;
+    if (ahead16 < p6) {
+      const i32 v52 = (i32)ahead16;
+      i32 const v53 = i32(u32(v7) * u32(p4));
+      i32 const v54 = i32(u32(v53) * u32(p6));
+      f16* const v55 = (p1 + (i64)(v54));
+      i32 const v56 = i32(u32(v7) * u32(p6));
+      i32 const v57 = i32(u32(v56) * u32(p5));
+      f16* const v58 = (p2 + (i64)(v57));
+      i32 v59[1];
 #pragma unroll
-    for (int r = 0; r < 1; ++r) v36[r] = (t >> 2 & 31);
-    i32 v37[1];
+      for (int r = 0; r < 1; ++r) v59[r] = (t >> 2 & 31);
+      i32 v60[1];
 #pragma unroll
-    for (int r = 0; r < 1; ++r) v37[r] = i32(u32(v15) + u32(v36[r]));
-    i32 v38[1];
+      for (int r = 0; r < 1; ++r) v60[r] = i32(u32(v9) + u32(v59[r]));
+      i32 v61[1];
 #pragma unroll
-    for (int r = 0; r < 1; ++r) v38[r] = i32(u32(v37[r]) * u32(p5));
-    f16* v39[1];
+      for (int r = 0; r < 1; ++r) v61[r] = i32(u32(v60[r]) * u32(p6));
+      f16* v62[1];
 #pragma unroll
-    for (int r = 0; r < 1; ++r) v39[r] = (v21 + (i64)(v38[r]));
-    f16* v40[8];
+      for (int r = 0; r < 1; ++r) v62[r] = (v55 + (i64)(v61[r]));
+      f16* v63[8];
 #pragma unroll
-    for (int r = 0; r < 8; ++r) v40[r] = v39[0];
-    i32 v41[8];
+      for (int r = 0; r < 8; ++r) v63[r] = v62[0];
+      i32 v64[8];
 #pragma unroll
-    for (int r = 0; r < 8; ++r) v41[r] = (t & 3) * 8 + (r & 7);
-    i32 v42[8];
+      for (int r = 0; r < 8; ++r) v64[r] = (t & 3) * 8 + (r & 7);
+      i32 v65[8];
 #pragma unroll
-    for (int r = 0; r < 8; ++r) v42[r] = i32(u32(v11) + u32(v41[r]));
-    f16* v43[8];
+      for (int r = 0; r < 8; ++r) v65[r] = i32(u32(v52) + u32(v64[r]));
+      f16* v66[8];
 #pragma unroll
-    for (int r = 0; r < 8; ++r) v43[r] = (v40[r] + (i64)(v42[r]));
-    bool v44[1];
+      for (int r = 0; r < 8; ++r) v66[r] = (v63[r] + (i64)(v65[r]));
+      bool v67[1];
 #pragma unroll
-    for (int r = 0; r < 1; ++r) v44[r] = (v37[r] < p6);
-    bool v45[8];
+      for (int r = 0; r < 1; ++r) v67[r] = (v60[r] < p4);
+      bool v68[8];
 #pragma unroll
-    for (int r = 0; r < 8; ++r) v45[r] = v44[0];
-    bool v46[8];
+      for (int r = 0; r < 8; ++r) v68[r] = v67[0];
+      bool v69[8];
 #pragma unroll
-    for (int r = 0; r < 8; ++r) v46[r] = (v42[r] < p5);
-    bool v47[8];
+      for (int r = 0; r < 8; ++r) v69[r] = (v65[r] < p6);
+      bool v70[8];
 #pragma unroll
-    for (int r = 0; r < 8; ++r) v47[r] = (v45[r] && v46[r]);
-    f16 v48[8];
+      for (int r = 0; r < 8; ++r) v70[r] = (v68[r] && v69[r]);
 #pragma unroll
-    for (int r = 0; r < 8; ++r) v48[r] = narrow<f16>(0.0f);
-    f16 v49[8];
+      for (int r = 0; r < 8; r += 8) copy_async<16>(smem + 0 + free51 * 2048 + (((t & 7) * 16 ^ (t >> 3 & 3) * 144 ^ (t >> 5 & 3) * 512) ^ (r & 7) * 2), v66[r], v70[r]);
+      i32 v71[1];
 #pragma unroll
-    for (int r = 0; r < 8; r += 8) {
-      if (v47[r]) {
-        get_global<8>(v49 + r, v43[r]);
-      } else {
+      for (int r = 0; r < 1; ++r) v71[r] = (t >> 2 & 31);
+      i32 v72[1];
 #pragma unroll
-        for (int e = 0; e < 8; ++e) v49[r + e] = v48[r + e];
-      }
+      for (int r = 0; r < 1; ++r) v72[r] = i32(u32(v52) + u32(v71[r]));
+      i32 v73[1];
+#pragma unroll
+      for (int r = 0; r < 1; ++r) v73[r] = i32(u32(v72[r]) * u32(p5));
+      f16* v74[1];
+#pragma unroll
+      for (int r = 0; r < 1; ++r) v74[r] = (v58 + (i64)(v73[r]));
+      f16* v75[8];
+#pragma unroll
+      for (int r = 0; r < 8; ++r) v75[r] = v74[0];
+      i32 v76[8];
+#pragma unroll
+      for (int r = 0; r < 8; ++r) v76[r] = (t & 3) * 8 + (r & 7);
+      i32 v77[8];
+#pragma unroll
+      for (int r = 0; r < 8; ++r) v77[r] = i32(u32(v11) + u32(v76[r]));
+      f16* v78[8];
+#pragma unroll
+      for (int r = 0; r < 8; ++r) v78[r] = (v75[r] + (i64)(v77[r]));
+      bool v79[1];
+#pragma unroll
+      for (int r = 0; r < 1; ++r) v79[r] = (v72[r] < p6);
+      bool v80[8];
+#pragma unroll
+      for (int r = 0; r < 8; ++r) v80[r] = v79[0];
+      bool v81[8];
+#pragma unroll
+      for (int r = 0; r < 8; ++r) v81[r] = (v77[r] < p5);
+      bool v82[8];
+#pragma unroll
+      for (int r = 0; r < 8; ++r) v82[r] = (v80[r] && v81[r]);
+#pragma unroll
+      for (int r = 0; r < 8; r += 8) copy_async<16>(smem + 6144 + free51 * 2048 + (((t & 7) * 16 ^ (t >> 3 & 3) * 144 ^ (t >> 5 & 3) * 512) ^ (r & 7) * 2), v78[r], v82[r]);
     }
-    f32 v50[8];
+    commit_copies();
+    ahead16 += i32(32);
+    i32 const v83 = i32(u32(v7) * u32(p4));
+    i32 const v84 = i32(u32(v83) * u32(p6));
+    f16* const v85 = (p1 + (i64)(v84));
+    i32 const v86 = i32(u32(v7) * u32(p6));
+    i32 const v87 = i32(u32(v86) * u32(p5));
+    f16* const v88 = (p2 + (i64)(v87));
+    f32 v89[8];
 #pragma unroll
-    for (int r = 0; r < 8; ++r) v50[r] = v12[r];
-    __syncthreads();
-#pragma unroll
-    for (int r = 0; r < 8; r += 8) put_shared<8>(smem + 0 + (((t & 7) * 16 ^ (t >> 3 & 3) * 144 ^ (t >> 5 & 3) * 512) ^ (r & 7) * 2), v35 + r);
-#pragma unroll
-    for (int r = 0; r < 8; r += 8) put_shared<8>(smem + 2048 + (((t & 7) * 16 ^ (t >> 3 & 3) * 144 ^ (t >> 5 & 3) * 512) ^ (r & 7) * 2), v49 + r);
-    __syncthreads();
+    for (int r = 0; r < 8; ++r) v89[r] = v12[r];
 #pragma unroll
     for (int z = 0; z < 1; ++z)
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
     unsigned a[1][4], b[2][2];
 #pragma unroll
-    for (int i = 0; i < 1; ++i) load_matrices_4(a[i], smem + 0 + (((t & 1) * 64 ^ (t >> 1 & 3) * 144 ^ (t >> 3 & 1) * 512 ^ (t >> 4 & 1) * 16 ^ (t >> 5 & 1) * 1024) ^ (k & 1) * 32));
+    for (int i = 0; i < 1; ++i) load_matrices_4(a[i], smem + 0 + slot17 * 2048 + (((t & 1) * 64 ^ (t >> 1 & 3) * 144 ^ (t >> 3 & 1) * 512 ^ (t >> 4 & 1) * 16 ^ (t >> 5 & 1) * 1024) ^ (k & 1) * 32));
 #pragma unroll
-    for (int j = 0; j < 2; j += 2) load_matrices_4_transposed(b[j], smem + 2048 + (((t & 1) * 64 ^ (t >> 1 & 3) * 144 ^ (t >> 3 & 1) * 512 ^ (t >> 4 & 1) * 16 ^ (t >> 6 & 1) * 32) ^ (k & 1) * 1024 ^ (j & 1) * 16));
+    for (int j = 0; j < 2; j += 2) load_matrices_4_transposed(b[j], smem + 6144 + slot17 * 2048 + (((t & 1) * 64 ^ (t >> 1 & 3) * 144 ^ (t >> 3 & 1) * 512 ^ (t >> 4 & 1) * 16 ^ (t >> 6 & 1) * 32) ^ (k & 1) * 1024 ^ (j & 1) * 16));
 #pragma unroll
     for (int i = 0; i < 1; ++i)
 #pragma unroll
-    for (int j = 0; j < 2; ++j) multiply_m16n8k16_row_col_f32_f16_f16_f32(v50 + 4 * (j + 2 * (i + 1 * z)), a[i], b[j]);
+    for (int j = 0; j < 2; ++j) multiply_m16n8k16_row_col_f32_f16_f16_f32(v89 + 4 * (j + 2 * (i + 1 * z)), a[i], b[j]);
     }
     #pragma unroll
-    for (int r = 0; r < 8; ++r) v12[r] = v50[r];
+    for (int r = 0; r < 8; ++r) v12[r] = v89[r];
+    slot17 = slot17 + 1 == 3 ? 0 : slot17 + 1;
   }
-  i32 const v53 = i32(u32(v7) * u32(p4));
-  i32 const v54 = i32(u32(v53) * u32(p5));
-  f32* const v55 = (p3 + (i64)(v54));
-  i32 v56[2];
+  await_copies<0>();
+  i32 const v90 = i32(u32(v7) * u32(p4));
+  i32 const v91 = i32(u32(v90) * u32(p5));
+  f32* const v92 = (p3 + (i64)(v91));
+  i32 v93[2];
 #pragma unroll
-  for (int r = 0; r < 2; ++r) v56[r] = ((t >> 2 & 7) ^ (t >> 5 & 1) * 16) + (r & 1) * 8;
-  i32 v57[2];
+  for (int r = 0; r < 2; ++r) v93[r] = ((t >> 2 & 7) ^ (t >> 5 & 1) * 16) + (r & 1) * 8;
+  i32 v94[2];
 #pragma unroll
-  for (int r = 0; r < 2; ++r) v57[r] = i32(u32(v9) + u32(v56[r]));
-  i32 v58[2];
+  for (int r = 0; r < 2; ++r) v94[r] = i32(u32(v9) + u32(v93[r]));
+  i32 v95[2];
 #pragma unroll
-  for (int r = 0; r < 2; ++r) v58[r] = i32(u32(v57[r]) * u32(p5));
-  f32* v59[2];
+  for (int r = 0; r < 2; ++r) v95[r] = i32(u32(v94[r]) * u32(p5));
+  f32* v96[2];
 #pragma unroll
-  for (int r = 0; r < 2; ++r) v59[r] = (v55 + (i64)(v58[r]));
-  f32* v60[8];
+  for (int r = 0; r < 2; ++r) v96[r] = (v92 + (i64)(v95[r]));
+  f32* v97[8];
 #pragma unroll
-  for (int r = 0; r < 8; ++r) v60[r] = v59[(r >> 1 & 1)];
-  i32 v61[4];
+  for (int r = 0; r < 8; ++r) v97[r] = v96[(r >> 1 & 1)];
+  i32 v98[4];
 #pragma unroll
-  for (int r = 0; r < 4; ++r) v61[r] = ((t & 3) * 2 ^ (t >> 6 & 1) * 16) + ((r & 1) ^ (r >> 1 & 1) * 8);
-  i32 v62[4];
+  for (int r = 0; r < 4; ++r) v98[r] = ((t & 3) * 2 ^ (t >> 6 & 1) * 16) + ((r & 1) ^ (r >> 1 & 1) * 8);
+  i32 v99[4];
 #pragma unroll
-  for (int r = 0; r < 4; ++r) v62[r] = i32(u32(v11) + u32(v61[r]));
-  i32 v63[8];
+  for (int r = 0; r < 4; ++r) v99[r] = i32(u32(v11) + u32(v98[r]));
+  i32 v100[8];
 #pragma unroll
-  for (int r = 0; r < 8; ++r) v63[r] = v62[((r & 1) ^ (r >> 2 & 1) * 2)];
-  f32* v64[8];
+  for (int r = 0; r < 8; ++r) v100[r] = v99[((r & 1) ^ (r >> 2 & 1) * 2)];
+  f32* v101[8];
 #pragma unroll
-  for (int r = 0; r < 8; ++r) v64[r] = (v60[r] + (i64)(v63[r]));
-  bool v65[2];
+  for (int r = 0; r < 8; ++r) v101[r] = (v97[r] + (i64)(v100[r]));
+  bool v102[2];
 #pragma unroll
-  for (int r = 0; r < 2; ++r) v65[r] = (v57[r] < p4);
-  bool v66[8];
+  for (int r = 0; r < 2; ++r) v102[r] = (v94[r] < p4);
+  bool v103[8];
 #pragma unroll
-  for (int r = 0; r < 8; ++r) v66[r] = v65[(r >> 1 & 1)];
-  bool v67[4];
+  for (int r = 0; r < 8; ++r) v103[r] = v102[(r >> 1 & 1)];
+  bool v104[4];
 #pragma unroll
-  for (int r = 0; r < 4; ++r) v67[r] = (v62[r] < p5);
-  bool v68[8];
+  for (int r = 0; r < 4; ++r) v104[r] = (v99[r] < p5);
+  bool v105[8];
 #pragma unroll
-  for (int r = 0; r < 8; ++r) v68[r] = v67[((r & 1) ^ (r >> 2 & 1) * 2)];
-  bool v69[8];
+  for (int r = 0; r < 8; ++r) v105[r] = v104[((r & 1) ^ (r >> 2 & 1) * 2)];
+  bool v106[8];
 #pragma unroll
-  for (int r = 0; r < 8; ++r) v69[r] = (v66[r] && v68[r]);
+  for (int r = 0; r < 8; ++r) v106[r] = (v103[r] && v105[r]);
 #pragma unroll
-  for (int r = 0; r < 8; r += 2) if (v69[r]) put_global<2>(v64[r], v12 + r);
+  for (int r = 0; r < 8; r += 2) if (v106[r]) put_global<2>(v101[r], v12 + r);
 }

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tilewright.tile.passes.barriers import steps_behind_barriers
+from tilewright.tile.passes.barriers import steps_after_barriers
 from tilewright.tile.passes.shared_memory import (
     CodeNode,
     GlobalAccess,
@@ -88,7 +88,7 @@ def test_no_two_conflicting_steps_without_a_barrier(seed: int) -> None:
         assert isinstance(a, SharedBuffer) and isinstance(b, SharedBuffer)
         return offsets[a] < offsets[b] + b.bytes and offsets[b] < offsets[a] + a.bytes
 
-    behind = steps_behind_barriers(nodes, conflict)
+    behind = steps_after_barriers(nodes, conflict)
     for run in range(10):
         since: list[Step] = []
         for step in traces(nodes, random.Random(run)):
@@ -118,5 +118,5 @@ def test_a_thread_may_come_back_to_its_own_addresses_in_one_iteration_only() -> 
         return a.key is None or a.key != b.key
 
     steps = [Step([], reads=(access,)), Step([], writes=(access,))]
-    assert not steps_behind_barriers(steps, conflict)
-    assert steps_behind_barriers([Region(True, [Part([], list(steps))])], conflict)
+    assert not steps_after_barriers(steps, conflict)
+    assert steps_after_barriers([Region(True, [Part([], list(steps))])], conflict)

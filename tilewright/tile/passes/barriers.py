@@ -35,7 +35,7 @@ def _without_keys(resources: Iterable[Resource]) -> frozenset[Resource]:
     return frozenset(replace(r, key=None) if isinstance(r, GlobalAccess) else r for r in resources)
 
 
-def steps_behind_barriers(nodes: Sequence[CodeNode], conflict: Conflict) -> set[Step]:
+def steps_after_barriers(nodes: Sequence[CodeNode], conflict: Conflict) -> set[Step]:
     """The steps that a barrier stands before. `conflict`: whether two accesses may touch the same bytes in different
     threads, one of them writing."""
     walker = _Walker(conflict)

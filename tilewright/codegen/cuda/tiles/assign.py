@@ -225,28 +225,37 @@ class Homes:
 
     def _adopt(self, value: Value) -> None:
         """A tile that is loaded only to be broadcast is loaded in the layout that it is broadcast in: several threads
-        load one element, and none moves."""
+        load one element, and none moves. On the way it may be converted to another type."""
         if not shape_of(value):
             return
         wanted: set[Layout] = set()
-        waiting: list[tuple[Value, dict[int, int]]] = [
-            (value, {n: n for n in range(bits_of(shape_of(value)))})
-        ]
-        stretched = False
+        same = {n: n for n in range(bits_of(shape_of(value)))}
+        converted = {value: same}
+        waiting: list[tuple[Value, dict[int, int]]] = [(value, same)]
         while waiting:
             view, bits = waiting.pop()  # by bit of the value's number, that of the view's
+            whole = len(bits) == bits_of(shape_of(view))  # not broadcast yet
             for user in self.users.get(view, ()):
+                if user.name == "cast" and whole:
+                    converted[user.results[0]] = bits
+                    waiting.append((user.results[0], bits))
+                    continue
                 if user.name in VIEWS and user.name != "join":
                     moved = _moved(user)
-                    stretched = stretched or user.name == "broadcast"
                     waiting.append((user.results[0], {old: moved[new] for old, new in bits.items()}))
                     continue
                 home = self.home.get(user.results[0]) if user.results else None
-                if home is None or user.name in _LATER or shape_of(user.results[0]) != shape_of(view):
+                if (
+                    home is None
+                    or whole
+                    or user.name in _LATER
+                    or shape_of(user.results[0]) != shape_of(view)
+                ):
                     return
                 wanted.add(home.mapped({new: old for old, new in bits.items()}))
-        if stretched and len(wanted) == 1:
-            self.home[value] = wanted.pop()
+        if len(wanted) == 1:
+            layout = wanted.pop()
+            self.home.update((each, layout.mapped(bits)) for each, bits in converted.items())
 
     def _comes_from_dot(self, value: Value) -> bool:
         """Whether it is computed from the result of a dot, through elementwise operations and views."""

@@ -23,7 +23,7 @@ from tilewright.tile.ir import (
     TileProgram,
     TileType,
 )
-from tilewright.tile.passes.barriers import steps_behind_barriers
+from tilewright.tile.passes.barriers import steps_after_barriers
 from tilewright.tile.passes.layouts import Layout
 from tilewright.tile.passes.shared_memory import (
     CodeNode,
@@ -77,7 +77,7 @@ class _Emitter(Pipelines):
         nodes = self.scope.nodes
         offsets, total = allocate(nodes)
         self._check_shared(nodes, offsets, total)
-        behind = steps_behind_barriers(nodes, lambda a, b: self._conflict(a, b, offsets))
+        guarded = steps_after_barriers(nodes, lambda a, b: self._conflict(a, b, offsets))
         lines = [
             f'extern "C" __global__ void __launch_bounds__({self.threads}) {SYMBOL}({", ".join(params)}) {{',
             f"  const int {THREAD} = threadIdx.x;",
@@ -85,7 +85,7 @@ class _Emitter(Pipelines):
         if offsets:
             lines.append("  extern __shared__ __align__(128) unsigned char shared[];")
             lines.append("  const unsigned smem = shared_address(shared);")
-        _Text(lines, behind).nodes(nodes, 1)
+        _Text(lines, guarded).nodes(nodes, 1)
         text = "\n".join([*lines, "}", ""])
         numbers = {buffer.name: str(offset) for buffer, offset in offsets.items()}
         text = re.sub(r"@(\w+)@", lambda found: numbers[found[1]], text)
@@ -97,7 +97,7 @@ class _Emitter(Pipelines):
             self.threads,
             total,
             tuple(self.conversions),
-            len(behind),
+            len(guarded),
         )
 
     def _check_shared(self, nodes: Sequence[CodeNode], offsets: dict[SharedBuffer, int], total: int) -> None:
@@ -125,14 +125,14 @@ class _Emitter(Pipelines):
 
 
 class _Text:
-    def __init__(self, lines: list[str], behind: set[Step]) -> None:
-        self.lines, self.behind = lines, behind
+    def __init__(self, lines: list[str], guarded: set[Step]) -> None:
+        self.lines, self.guarded = lines, guarded
 
     def nodes(self, nodes: Sequence[CodeNode], depth: int) -> None:
         pad = "  " * depth
         for node in nodes:
             if isinstance(node, Step):
-                if node in self.behind:
+                if node in self.guarded:
                     self.lines.append(f"{pad}__syncthreads();")
                 self.lines += [each if each.startswith("#") else f"{pad}{each}" for each in node.lines]
                 continue

@@ -1,0 +1,224 @@
+"""The ten kernels of `tests/tile/kernels.py`, written in Triton: same parameters, same blocks, same algorithm.
+
+Differences are Triton's: functions such as `exp` take float32, so 16-bit operands are converted first, and a result is
+converted where it is stored. The matmul moves pointers, since not every version of Triton has block pointers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def add_row(x, row, out, rows, columns, BM: tl.constexpr, BN: tl.constexpr):
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    inside = (m[:, None] < rows) & (n[None, :] < columns)
+    at = m[:, None] * columns + n[None, :]
+    value = tl.load(x + at, mask=inside) + tl.load(row + n, mask=n < columns)[None, :]
+    tl.store(out + at, tl.maximum(value, 0.0), mask=inside)
+
+
+@triton.jit
+def softmax(x, out, stride, columns, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    n = tl.arange(0, BLOCK)
+    value = tl.load(x + row * stride + n, mask=n < columns, other=-float("inf")).to(tl.float32)
+    weight = tl.exp(value - tl.max(value, axis=0))
+    tl.store(out + row * stride + n, weight / tl.sum(weight, axis=0), mask=n < columns)
+
+
+@triton.jit
+def layer_norm(x, residual, weight, bias, out, columns, eps, BLOCK: tl.constexpr):
+    start = tl.program_id(0) * columns
+    total, squares = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, columns, BLOCK):
+        n = first + tl.arange(0, BLOCK)
+        value = tl.load(x + start + n, n < columns, 0.0) + tl.load(residual + start + n, n < columns, 0.0)
+        total += value
+        squares += value * value
+    mean = tl.sum(total, axis=0) / columns
+    scale = tl.rsqrt(tl.sum(squares, axis=0) / columns - mean * mean + eps)
+    for first in range(0, columns, BLOCK):
+        n = first + tl.arange(0, BLOCK)
+        inside = n < columns
+        value = tl.load(x + start + n, mask=inside) + tl.load(residual + start + n, mask=inside)
+        normal = (value - mean) * scale
+        result = normal * tl.load(weight + n, mask=inside) + tl.load(bias + n, mask=inside)
+        tl.store(out + start + n, result, mask=inside)
+
+
+@triton.jit
+def matmul_gelu(a, b, bias, out, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    left = a + m[:, None] * K + k[None, :]
+    right = b + k[:, None] * N + n[None, :]
+    acc = tl.zeros((BM, BN), tl.float32)
+    for first in range(0, K, BK):
+        x = tl.load(left, mask=(m[:, None] < M) & (k[None, :] < K - first), other=0.0)
+        y = tl.load(right, mask=(k[:, None] < K - first) & (n[None, :] < N), other=0.0)
+        acc = tl.dot(x, y, acc)
+        left += BK
+        right += BK * N
+    acc += tl.load(bias + n, mask=n < N, other=0.0)[None, :]
+    acc = 0.5 * acc * (1.0 + tl.erf(acc * 0.7071067811865476))
+    tl.store(out + m[:, None] * N + n[None, :], acc, mask=(m[:, None] < M) & (n[None, :] < N))
+
+
+@triton.jit
+def batched_matmul(a, b, out, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    batch = tl.program_id(2)
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for first in range(0, K, BK):
+        k = first + tl.arange(0, BK)
+        left = a + batch * M * K + m[:, None] * K + k[None, :]
+        right = b + batch * K * N + k[:, None] * N + n[None, :]
+        x = tl.load(left, mask=(m[:, None] < M) & (k[None, :] < K), other=0.0)
+        y = tl.load(right, mask=(k[:, None] < K) & (n[None, :] < N), other=0.0)
+        acc = tl.dot(x, y, acc)
+    inside = (m[:, None] < M) & (n[None, :] < N)
+    tl.store(out + batch * M * N + m[:, None] * N + n[None, :], acc, mask=inside)
+
+
+@triton.jit
+def attention(
+    q, k, v, out, length, scale, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr
+):
+    head = tl.program_id(1) * length * D
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    d = tl.arange(0, D)
+    query = tl.load(q + head + m[:, None] * D + d[None, :], mask=m[:, None] < length, other=0.0)
+    best = tl.full((BM,), -1e30, tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    acc = tl.zeros((BM, D), tl.float32)
+    for first in range(0, length, BN):
+        n = first + tl.arange(0, BN)
+        at = head + n[:, None] * D + d[None, :]
+        inside = n[:, None] < length
+        score = tl.dot(query, tl.trans(tl.load(k + at, mask=inside, other=0.0))) * scale
+        visible = (n < length)[None, :]
+        if CAUSAL:
+            visible = visible & (n[None, :] <= m[:, None])
+        score = tl.where(visible, score, -1e30)
+        now = tl.maximum(best, tl.max(score, axis=1))
+        weight = tl.exp(score - now[:, None])
+        old = tl.exp(best - now)
+        total = total * old + tl.sum(weight, axis=1)
+        value = tl.load(v + at, mask=inside, other=0.0)
+        acc = tl.dot(weight.to(value.dtype), value, acc * old[:, None])
+        best = now
+    result = acc / total[:, None]
+    tl.store(out + head + m[:, None] * D + d[None, :], result, mask=m[:, None] < length)
+
+
+@triton.jit
+def conv2d(
+    x,
+    w,
+    out,
+    C,
+    H,
+    W,
+    F,
+    R: tl.constexpr,
+    S: tl.constexpr,
+    BP: tl.constexpr,
+    BO: tl.constexpr,
+    BC: tl.constexpr,
+):
+    P = H - R + 1
+    Q = W - S + 1
+    pixel = tl.program_id(0) * BP + tl.arange(0, BP)
+    o = tl.program_id(1) * BO + tl.arange(0, BO)
+    row = pixel // Q
+    column = pixel % Q
+    acc = tl.zeros((BP, BO), tl.float32)
+    for r in tl.static_range(R):
+        for s in tl.static_range(S):
+            at = ((row + r) * W + column + s) * C
+            for first in range(0, C, BC):
+                c = first + tl.arange(0, BC)
+                inside = (pixel[:, None] < P * Q) & (c[None, :] < C)
+                data = tl.load(x + at[:, None] + c[None, :], mask=inside, other=0.0)
+                weights = w + (r * S + s) * C * F + c[:, None] * F + o[None, :]
+                taps = tl.load(weights, mask=(c[:, None] < C) & (o[None, :] < F), other=0.0)
+                acc = tl.dot(data, taps, acc)
+    inside = (pixel[:, None] < P * Q) & (o[None, :] < F)
+    tl.store(out + pixel[:, None] * F + o[None, :], acc, mask=inside)
+
+
+@triton.jit
+def dequant_matmul(a, w, scales, out, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for first in range(0, K, BK):
+        k = first + tl.arange(0, BK)
+        x = tl.load(a + m[:, None] * K + k[None, :], mask=(m[:, None] < M) & (k[None, :] < K), other=0.0)
+        y = tl.load(w + k[:, None] * N + n[None, :], mask=(k[:, None] < K) & (n[None, :] < N), other=0)
+        acc = tl.dot(x, y.to(x.dtype), acc)
+    acc *= tl.load(scales + n, mask=n < N, other=0.0)[None, :]
+    tl.store(out + m[:, None] * N + n[None, :], acc, mask=(m[:, None] < M) & (n[None, :] < N))
+
+
+@triton.jit
+def grouped_matmul(a, b, out, ends, groups, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    tile = tl.program_id(0)
+    seen = 0
+    start = 0
+    for g in range(groups):
+        end = tl.load(ends + g)
+        tiles = tl.cdiv(end - start, BM)
+        while tile < seen + tiles:
+            m = start + (tile - seen) * BM + tl.arange(0, BM)
+            acc = tl.zeros((BM, BN), tl.float32)
+            for first in range(0, K, BK):
+                k = first + tl.arange(0, BK)
+                rows = (m[:, None] < end) & (k[None, :] < K)
+                x = tl.load(a + m[:, None] * K + k[None, :], mask=rows, other=0.0)
+                columns = (k[:, None] < K) & (n[None, :] < N)
+                y = tl.load(b + (g * K + k[:, None]) * N + n[None, :], mask=columns, other=0.0)
+                acc = tl.dot(x, y, acc)
+            tl.store(out + m[:, None] * N + n[None, :], acc, mask=(m[:, None] < end) & (n[None, :] < N))
+            tile += tl.num_programs(0)
+        seen += tiles
+        start = end
+
+
+@triton.jit
+def cross_entropy(logits, labels, loss, classes, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    best = tl.full((BLOCK,), -float("inf"), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, classes, BLOCK):
+        n = first + tl.arange(0, BLOCK)
+        value = tl.load(logits + row * classes + n, mask=n < classes, other=-1e30).to(tl.float32)
+        now = tl.maximum(best, value)
+        total = total * tl.exp(best - now) + tl.exp(value - now)
+        best = now
+    top = tl.max(best, axis=0)
+    everything = tl.log(tl.sum(total * tl.exp(best - top), axis=0)) + top
+    target = tl.load(logits + row * classes + tl.load(labels + row)).to(tl.float32)
+    tl.store(loss + row, everything - target)
+
+
+TRITON_KERNELS: dict[str, Any] = {
+    "add_row": add_row,
+    "softmax": softmax,
+    "layer_norm": layer_norm,
+    "matmul_gelu": matmul_gelu,
+    "batched_matmul": batched_matmul,
+    "attention": attention,
+    "conv2d": conv2d,
+    "dequant_matmul": dequant_matmul,
+    "grouped_matmul": grouped_matmul,
+    "cross_entropy": cross_entropy,
+}

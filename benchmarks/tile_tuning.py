@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import statistics
 import sys
 import tempfile
@@ -26,6 +27,7 @@ import numpy as np
 
 import tilewright
 from tests.tile.kernels import KERNELS, random
+from tilewright import knobs
 from tilewright.measure.runner import Runner
 from tilewright.space.space import Config
 from tilewright.tune.autotune import Autotuned
@@ -131,6 +133,9 @@ def fixed(case: Case, name: str) -> dict[str, Any]:
 
 
 def tuned(name: str, case: Case, folder: Path, search: str, seed: int) -> Autotuned:
+    os.environ[knobs.variable("cache_dir")] = str(
+        folder / f"{search}-{seed}"
+    )  # object code is made anew by each
     made = tilewright.autotune(
         case.space, key=case.key, search=search, seed=seed, db=folder / f"{search}-{seed}.db"
     )

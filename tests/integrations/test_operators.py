@@ -140,6 +140,25 @@ def test_the_knobs_of_a_tuned_kernel_are_tuned_in_the_model(
     assert "twtest::tuned_axpy" in report and "tuned" in report
 
 
+def test_between_convolutions_and_with_a_constant_of_one_element() -> None:
+    """The order of axes in memory may be another around it, and a constant is an operand all the same."""
+
+    class Between(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = torch.nn.Conv2d(3, 16, 3), torch.nn.Conv2d(16, 8, 3)
+            self.register_buffer("one", torch.full((1, 1), 3.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.first(x).relu()
+            h = self.last(axpy(h, h, 0.5)).relu()
+            return h.sum() + axpy(self.one, h[:1, :1, 0, 0], 2.0)
+
+    torch.manual_seed(0)
+    model, x = Between().eval(), torch.randn(1, 3, 20, 20)
+    assert torch.allclose(tilewright.compile(model, (x,))(x), model(x), rtol=1e-4)
+
+
 # -- mistakes ---------------------------------------------------------------------------------------------------------
 
 

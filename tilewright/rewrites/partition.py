@@ -18,6 +18,7 @@ from tilewright.graph.ir import Graph, Node, input_node
 from tilewright.graph.op import Fusion, apply, op_of
 from tilewright.graph.provenance import UNKNOWN
 from tilewright.graph.task import Partition, Task, TaskCall
+from tilewright.graph.tile_operator import NAME as TILE_KERNEL
 from tilewright.rewrites.chain import chained
 from tilewright.rewrites.defer import deferred
 from tilewright.rewrites.fuse import Group, fuse
@@ -166,10 +167,11 @@ def make_task(group: Group) -> tuple[Task, tuple[Node, ...]]:
     operands: list[Node] = []
     inside: dict[Node, Node] = {}
     counts: dict[str, int] = {}
+    has_kernel = any(node.op == TILE_KERNEL for node in group.members)  # which takes all operands in memory
 
     def operand(node: Node) -> Node:
         if node not in inside:
-            if node.is_constant and node.type.size == 1:
+            if node.is_constant and node.type.size == 1 and not has_kernel:
                 inside[node] = replace(node, name="", source=UNKNOWN)
             else:
                 inside[node] = input_node(len(operands), node.type)

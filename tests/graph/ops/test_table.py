@@ -19,6 +19,7 @@ from tests.graph.ops import (
     test_reductions,
     test_resize,
     test_scatter,
+    test_tile_kernels,
     test_windows,
 )
 from tests.graph.ops.checks import F32, Case, check_lowering, node_of, oracle_of
@@ -35,6 +36,7 @@ CASES: list[Case] = [
     *test_reductions.CASES,
     *test_resize.CASES,
     *test_scatter.CASES,
+    *test_tile_kernels.CASES,
     *test_windows.CASES,
 ]
 DECOMPOSED = {"conv_transpose", "batch_norm"}

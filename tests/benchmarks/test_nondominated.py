@@ -108,7 +108,7 @@ def test_of_seven_products_there_are_a_part_and_the_best() -> None:
 
 
 def test_of_products_in_pairs_there_are_a_part_and_the_best() -> None:
-    work = Work(product(256, 128, 384), ZEN_4)
+    work = Work(product(256, 256, 384), ZEN_4)
     candidates = Candidates.of(work, sketches=False)
     few, all_of_it = (
         {config for a in some.applied if a.space.template == "paired" for config in a.space.configs()}

@@ -34,7 +34,7 @@ def test_all_tiles_of_ordinary_rows_are_certified_and_none_of_sparse_ones() -> N
 
 def test_convolutions_count_pixels() -> None:
     torch.manual_seed(0)
-    model = torch.nn.Conv2d(64, 128, 3, stride=2, padding=1).eval()
+    model = torch.nn.Conv2d(64, 256, 3, stride=2, padding=1).eval()
     x = torch.randn(1, 64, 28, 28)
     fast = tilewright.compile(model, (x,), target="cpu")
     certified = [row.certified for row in fast.explain((x,), repeats=1).rows if row.certified is not None]

@@ -17,8 +17,8 @@ import numpy as np
 from tilewright.codegen.gemmini.cycles import simulate
 from tilewright.codegen.gemmini.layers import Layer, Pooling, layer_program, matmul
 from tilewright.codegen.gemmini.rtl import Rtl
-from tilewright.codegen.gemmini.tiling import default_tiling
 from tilewright.hw.gemmini import GemminiMachine
+from tilewright.loops.gemmini.tiling import default_tiling
 from tilewright.runtime.gemmini import Functional
 from tilewright.testing.gemmini import layer_memory, layer_results, random_program
 

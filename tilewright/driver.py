@@ -23,6 +23,7 @@ from tilewright.errors import OptionError
 from tilewright.frontend import ImportedModel
 from tilewright.graph.task import Partition, Task
 from tilewright.hw import CpuMachine
+from tilewright.hw.gemmini import GemminiMachine
 from tilewright.hw.gpu import GpuMachine
 from tilewright.measure.passes import PassChecks, PassReport
 from tilewright.numerics import NUMERICS
@@ -58,7 +59,7 @@ def compile(
     *,
     example_kwargs: Mapping[str, Any] | None = ...,
     dynamic: Literal[False] = ...,
-    target: str | CpuMachine | GpuMachine | None = ...,
+    target: str | CpuMachine | GpuMachine | GemminiMachine | None = ...,
     effort: str = ...,
     budget: float | str | None = ...,
     seed: int = ...,
@@ -81,7 +82,7 @@ def compile(
     *,
     example_kwargs: Mapping[str, Any] | None = ...,
     dynamic: Literal[True] | Policy,
-    target: str | CpuMachine | GpuMachine | None = ...,
+    target: str | CpuMachine | GpuMachine | GemminiMachine | None = ...,
     effort: str = ...,
     budget: float | str | None = ...,
     seed: int = ...,
@@ -103,7 +104,7 @@ def compile(
     *,
     example_kwargs: Mapping[str, Any] | None = None,
     dynamic: bool | Policy = False,
-    target: str | CpuMachine | GpuMachine | None = None,
+    target: str | CpuMachine | GpuMachine | GemminiMachine | None = None,
     effort: str = "none",
     budget: float | str | None = None,
     seed: int = 0,
@@ -143,7 +144,8 @@ def compile(
     - `dynamic`: True if the model is also called with other shapes. Each new shape is compiled when it first occurs,
       up to a limit. Pass a policy of `runtime.dispatch` instead of True to change the limit.
     - `target`: None compiles for the device that holds the model's tensors; "cpu" for this machine's processor,
-      "cuda" or "gpu" for its NVIDIA GPU; or pass the description of a machine.
+      "cuda" or "gpu" for its NVIDIA GPU; "gemmini" for a simulated accelerator of 8-bit integers (docs/gemmini.md); or
+      pass the description of a machine.
     - `effort`: "none" measures nothing: kernels that were tuned before come from the database, and an analytical
       model chooses the others. "quick" (about a minute) and "full" (until no more than 1% is expected): build, check
       and time candidates on this machine, and keep the results for later compilations. After Ctrl-C or SIGTERM, the
@@ -251,7 +253,7 @@ def compile_all(
     objective: str | Combine = "sum",
     latency: Sequence[float | str | None] | None = None,
     task_latency: Mapping[str, float | str] | None = None,
-    target: str | CpuMachine | GpuMachine | None = None,
+    target: str | CpuMachine | GpuMachine | GemminiMachine | None = None,
     effort: str = "quick",
     budget: float | str | None = None,
     seed: int = 0,
@@ -440,7 +442,7 @@ def check_passes(
     example_inputs: Any,
     inputs: Sequence[np.ndarray],
     *,
-    target: str | CpuMachine | GpuMachine | None = None,
+    target: str | CpuMachine | GpuMachine | GemminiMachine | None = None,
     numerics: str | None = None,
     trace: Trace | None = None,
 ) -> PassReport:

@@ -2,7 +2,8 @@
 
     Kernel description (space/implementation.py) --> machine code with what a plan needs to know of it
 
-One slice for each kind: `llvm/` for processors, `cuda/` for NVIDIA GPUs. A slice sees one kernel, and no task.
+One slice for each kind: `llvm/` for processors, `cuda/` for NVIDIA GPUs, `gemmini/` for the accelerator. A slice sees
+one kernel, and no task.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ from tilewright.runtime.plan import VendorCall
 from tilewright.space.implementation import Implementation, Kernel, Part
 from tilewright.support.fingerprint import fingerprint
 
-_SLICES = {"cpu": "tilewright.codegen.llvm.generator", "cuda": "tilewright.codegen.cuda.generator"}
+_SLICES = {
+    "cpu": "tilewright.codegen.llvm.generator",
+    "cuda": "tilewright.codegen.cuda.generator",
+    "gemmini": "tilewright.codegen.gemmini.generator",
+}
 
 _STACK_BYTES = (
     8 << 20

@@ -16,7 +16,7 @@ from tilewright.cost.analytical import Analytical
 from tilewright.cost.features import PROGRAM_FEATURES, program_features
 from tilewright.space.space import Config
 from tilewright.space.template import Featured
-from tilewright.space.terms import Counted, GpuTerms, Roofline, Terms
+from tilewright.space.terms import Counted, Cycles, GpuTerms, Roofline, Terms
 
 _RATIOS = ("loads", "stores", "branches", "scalar", "from_l2", "from_l3", "from_memory", "prefetched")
 TERMS_FEATURES: tuple[str, ...] = (
@@ -36,6 +36,8 @@ def features_of(terms: Counted, threads: int) -> dict[str, float]:
         return gpu_features(terms)
     if isinstance(terms, Roofline):
         return {"busy": terms.busy, "intensity": math.log2(1 + terms.flops / max(1.0, terms.bytes))}
+    if isinstance(terms, Cycles):
+        return {"cycles": math.log2(1 + terms.count)}
     found: dict[str, float] = {"kernels": float(len(terms))}
     for each in terms:
         if isinstance(each, GpuTerms):

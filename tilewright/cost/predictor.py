@@ -13,16 +13,19 @@ from tilewright.cost.program import terms_of
 from tilewright.cost.tiles import count_tiles, tile_terms
 from tilewright.errors import InternalError, SpaceError
 from tilewright.hw import CpuMachine, Machine
+from tilewright.hw.gemmini_system import GemminiSystem
 from tilewright.hw.gpu import GpuMachine
 from tilewright.loops.ir import Program
 from tilewright.measure.gpu_calibration import rated
 from tilewright.space.implementation import Implementation
 from tilewright.space.space import Config
 from tilewright.space.template import Applied
-from tilewright.space.terms import Counted, Terms
+from tilewright.space.terms import Counted, Cycles, Terms
 from tilewright.space.tile_operator import TileCall
 
 CALL_SECONDS = 1.5e-6  # overhead of a timed kernel call on a CPU
+
+ACCELERATOR_HERTZ = 1e9  # that cycles of the simulated accelerator are shown as seconds at
 
 Predictor = Callable[[Counted], float]
 
@@ -58,8 +61,17 @@ def _of_cpu(terms: Counted) -> Terms:
     return terms
 
 
-_NOMINAL: dict[str, Callable[[Any], Predictor]] = {"cpu": _cpu_nominal, "cuda": _gpu}
-_CALIBRATED: dict[str, Callable[[Any, int], Predictor]] = {"cpu": _cpu_calibrated, "cuda": _gpu}
+def _gemmini(machine: GemminiSystem, threads: int = 0) -> Predictor:
+    on_host = _cpu_nominal(machine.host)
+    return lambda terms: terms.count / ACCELERATOR_HERTZ if isinstance(terms, Cycles) else on_host(terms)
+
+
+_NOMINAL: dict[str, Callable[[Any], Predictor]] = {"cpu": _cpu_nominal, "cuda": _gpu, "gemmini": _gemmini}
+_CALIBRATED: dict[str, Callable[[Any, int], Predictor]] = {
+    "cpu": _cpu_calibrated,
+    "cuda": _gpu,
+    "gemmini": _gemmini,
+}
 
 
 def counted(
@@ -76,6 +88,8 @@ def counted(
         return tile_terms(counts, machine, {}), False
     if isinstance(program, Implementation):
         program = program.program
+    if isinstance(machine, GemminiSystem):
+        machine = machine.host
     if not isinstance(program, Program) or not isinstance(machine, CpuMachine):
         raise SpaceError(
             f"{applied.space.template!r} counts no terms, and only programs for processors are counted"

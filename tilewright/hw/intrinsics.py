@@ -81,10 +81,17 @@ class ExternalSymbol:
     arguments: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class AcceleratorCode:
+    """Instructions of an accelerator by their names; code generation of its own (`codegen/gemmini/`) emits them."""
+
+    opcodes: tuple[str, ...]
+
+
 Native = LlvmIntrinsic | LlvmAssembly | ExternalSymbol  # one instruction of a CPU
 # A function from operands (`loops.schedule.Operand`), the output first, to loop statements: a micro-kernel.
 Statements = Callable[..., Any]
-Emission = Native | PtxAssembly | Statements
+Emission = Native | PtxAssembly | AcceleratorCode | Statements
 
 
 # -- what a thread holds ----------------------------------------------------------------------------------------------
@@ -251,7 +258,7 @@ def register_intrinsic(intrinsic: Intrinsic, module: str | None = None) -> None:
 
     `module`: the module that registers it on import, for worker processes; the caller's by default.
     """
-    if isinstance(intrinsic.emit, PtxAssembly) or callable(intrinsic.emit):
+    if isinstance(intrinsic.emit, PtxAssembly | AcceleratorCode) or callable(intrinsic.emit):
         raise IntrinsicError(
             f"intrinsic {intrinsic.name}: what is registered must be emitted by LLVM",
             remedy="give a schedule the micro-kernel itself: schedule.tensorise(loop, intrinsic)",

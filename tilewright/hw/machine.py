@@ -13,6 +13,7 @@ import msgspec
 
 from tilewright.dtypes import DType
 from tilewright.hw.cpu import CpuMachine
+from tilewright.hw.gemmini_system import GemminiSystem
 from tilewright.hw.gpu import GpuMachine
 
 
@@ -31,7 +32,7 @@ class Machine(Protocol):
         kernels."""
 
 
-KINDS: dict[str, type[Any]] = {kind.kind: kind for kind in (CpuMachine, GpuMachine)}
+KINDS: dict[str, type[Any]] = {kind.kind: kind for kind in (CpuMachine, GpuMachine, GemminiSystem)}
 
 
 def description(machine: Machine) -> dict[str, Any]:

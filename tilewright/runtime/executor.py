@@ -1,6 +1,6 @@
 """Runs a plan: binds constants and kernels once, then each call is one entry into native code.
 
-Calls may come from several Python threads at once. Each takes a `_Frame` of its own (an arena and the table of base
+Calls may come from several Python threads at once. Each takes a `Frame` of its own (an arena and the table of base
 pointers), from a list of free ones that grows as needed; the interpreter's lock is released while kernels run.
 """
 
@@ -21,7 +21,7 @@ import numpy as np
 from tilewright.dtypes import DType
 from tilewright.errors import ModelSizeError, VerificationError
 from tilewright.runtime import host, native, threads
-from tilewright.runtime.loader import load_objects
+from tilewright.runtime.loader import Library, load_objects
 from tilewright.runtime.plan import ALIGNMENT, Place, Plan, Step, TensorSpec
 from tilewright.support.memory import available_memory
 
@@ -69,7 +69,7 @@ def content_key(array: np.ndarray) -> Hashable:
     return array.dtype.name, array.shape, hashlib.sha256(data.data).digest()
 
 
-class _Frame:
+class Frame:
     """What one call in flight needs for itself."""
 
     def __init__(self, executor: Executor) -> None:
@@ -110,10 +110,10 @@ class Executor:
         threads: int | None = None,
     ) -> None:
         plan.validate()
-        host.check(plan.target)
         self.plan = plan
+        self._check_target()
         self.constants = _bind_constants(plan, constants)
-        self._library = load_objects(objects, plan.kernels)
+        self._library = self._loaded(objects)
         self.objects = {digest: bytes(objects[digest]) for digest in sorted(set(plan.kernels.values()))}
         self.threads = threads or 0
 
@@ -130,7 +130,17 @@ class Executor:
         self._store_bases = struct.Struct(f"{self.arena_base}P").pack_into
         self._run = native.native().run
         self._count = len(plan.steps)
-        self._free: deque[_Frame] = deque(maxlen=_KEPT_FRAMES)
+        self._free: deque[Frame] = deque(maxlen=_KEPT_FRAMES)
+
+    def _check_target(self) -> None:
+        host.check(self.plan.target)
+
+    def _loaded(self, objects: Mapping[str, bytes]) -> Mapping[str, int] | Library:
+        """The address of each kernel, by its symbol."""
+        return load_objects(objects, self.plan.kernels)
+
+    def _run_range(self, frame: Frame, first: int, last: int) -> None:
+        self._run(frame.address, first, last)
 
     @property
     def threads(self) -> int:
@@ -172,7 +182,7 @@ class Executor:
         """As `run`, with the addresses of the data, inputs first, and no checks: the fast path of `CompiledModel`."""
         frame = self._take(addresses)
         try:
-            self._run(frame.address, 0, self._count)
+            self._run_range(frame, 0, self._count)
         finally:
             self._free.append(frame)
 
@@ -186,7 +196,7 @@ class Executor:
         frame = self._take([*inputs, *outputs])
         frame.call.times = ctypes.addressof(times)
         try:
-            self._run(frame.address, first, last)
+            self._run_range(frame, first, last)
         finally:
             frame.call.times = None
             self._free.append(frame)
@@ -205,14 +215,18 @@ class Executor:
 
         return run
 
-    def _take(self, addresses: Sequence[int]) -> _Frame:
+    def _take(self, addresses: Sequence[int]) -> Frame:
         try:
             frame = self._free.pop()  # the most recent: its arena is still in the caches
         except IndexError:
-            frame = _Frame(self)
+            frame = Frame(self)
         self._store_bases(frame.bases, 0, *addresses)
         frame.spread(self._threads)
         return frame
+
+    def summary(self) -> str:
+        """What an accelerator runs of the plan, for `explain`; "" where there is none."""
+        return ""
 
     # -- looking inside --------------------------------------------------------------------------------------------
 
@@ -230,7 +244,7 @@ class Executor:
         spaces = {"input": inputs, "output": outputs, "constant": self.constants, "arena": (frame.arena,)}
         try:
             for index, step in enumerate(self.plan.steps):
-                self._run(frame.address, index, index + 1)
+                self._run_range(frame, index, index + 1)
                 info = self.plan.tasks[step.task]
                 views = [
                     _view(spaces[place.space][place.index], place.offset, spec)
@@ -251,7 +265,7 @@ class Executor:
         try:
             for row in times:
                 frame.call.times = row.ctypes.data
-                self._run(frame.address, 0, self._count)
+                self._run_range(frame, 0, self._count)
         finally:
             frame.call.times = None
             self._free.append(frame)

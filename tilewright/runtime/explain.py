@@ -71,6 +71,7 @@ class Explanation(msgspec.Struct, frozen=True):
     inputs: str  # where the inputs came from
     # Bytes of constants by element type, of a model with 16-bit floats: on a CPU weights of theirs are stored as f32.
     constant_types: dict[str, int] = {}
+    accelerator: str = ""  # what of the model an accelerator runs
 
     def to_dict(self) -> dict[str, Any]:
         result: dict[str, Any] = msgspec.to_builtins(self)
@@ -127,6 +128,8 @@ class Explanation(msgspec.Struct, frozen=True):
             share = sum(row.seconds * (row.certified or 0.0) for row in paired) / (seconds or 1.0)
             text = f"{len(paired)} kernels; {share:.1%} of their register tiles are certified"
             lines.append(("paired", f"{text}, the rest are computed product by product"))
+        if self.accelerator:
+            lines.append(("gemmini", self.accelerator))
         kinds = Counter(row.origin.kind for row in self.rows)
         if kinds:
             lines.append(("chosen", ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())))
@@ -236,6 +239,7 @@ def explain(
         numerics=plan.numerics,
         inputs=origin,
         constant_types=_constant_types(plan),
+        accelerator=getattr(executor, "summary", str)(),
     )
 
 

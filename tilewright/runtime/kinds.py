@@ -53,8 +53,31 @@ def _check_gpu_code(code: bytes, symbol: str) -> None:
         raise CodegenError(f"no machine code for a GPU that has the kernel {symbol[:80]!r}")
 
 
+def _check_accelerated(target: dict[str, Any]) -> None:
+    from tilewright.runtime.gemmini.executor import check_target
+
+    check_target(target)
+
+
+def _accelerated_model(
+    plan: Plan, constants: Sequence[np.ndarray], objects: Mapping[str, bytes], threads: int | None
+) -> CompiledModel:
+    from tilewright.runtime.gemmini.executor import GemminiModel
+
+    return GemminiModel(plan, constants, objects, threads=threads)
+
+
+def _check_accelerated_code(code: bytes, symbol: str) -> None:
+    from tilewright.runtime.gemmini.kernel import is_accelerated, well_formed
+
+    (well_formed if is_accelerated(code) else elf.check)(code, symbol)
+
+
 _PROCESSOR = MachineKind(host.check, _processor_model, elf.check)
-_KINDS = {"nvptx64": MachineKind(_check_gpu, _gpu_model, _check_gpu_code)}
+_KINDS = {
+    "nvptx64": MachineKind(_check_gpu, _gpu_model, _check_gpu_code),
+    "gemmini": MachineKind(_check_accelerated, _accelerated_model, _check_accelerated_code),
+}
 
 
 def _kind(target: dict[str, Any]) -> MachineKind:

@@ -83,7 +83,7 @@ def catalog(kind: str) -> Catalog:
 
 @lru_cache(maxsize=8)
 def _built_in(kind: str) -> Catalog:
-    makers = {"cpu": _cpu, "cuda": _cuda}
+    makers = {"cpu": _cpu, "cuda": _cuda, "gemmini": _gemmini}
     if kind not in makers:
         raise SpaceError(f"there are no templates for machines of the kind {kind!r}")
     return makers[kind]()
@@ -116,6 +116,14 @@ def _cuda() -> Catalog:
         trusted_sketches=(BlockReduction.name,),
         predicts_default=True,
     )
+
+
+def _gemmini() -> Catalog:
+    from tilewright.space.templates.gemmini import Accelerated, OnHost
+
+    processor = _cpu()
+    hosted = tuple(OnHost(template) for template in processor.templates)
+    return Catalog((Accelerated(), *hosted), lambda work: (), OnHost(processor.default, always=True))
 
 
 # -- user-defined templates

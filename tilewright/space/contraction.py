@@ -85,8 +85,10 @@ class TwoFactorContraction:
         return tuple(tuple(axis in tensor for axis in axes) for tensor in tensors)
 
 
-def contraction_of(formula: Formula, dtypes: Collection[DType]) -> TwoFactorContraction | None:
-    """Match a formula as a contraction of these types, or return None."""
+def contraction_of(
+    formula: Formula, dtypes: Collection[DType], sums: DType = DType.F32
+) -> TwoFactorContraction | None:
+    """Match a formula as a contraction of these types with sums of this type, or return None."""
     if len(formula.reductions) != 1 or columns_of(formula):
         return None
     (reduction,) = formula.reductions
@@ -96,7 +98,7 @@ def contraction_of(formula: Formula, dtypes: Collection[DType]) -> TwoFactorCont
     left, right = (factor_of(arg) for arg in body.args)
     if left is None or right is None or left.dtype is not right.dtype:
         return None
-    if left.dtype not in dtypes or reduction.result.dtype is not DType.F32:
+    if left.dtype not in dtypes or reduction.result.dtype is not sums:
         return None
     if any(buffer.size > INT_MAX for buffer in (*formula.inputs, formula.output)):
         return None
@@ -113,7 +115,7 @@ def factor_of(expr: te.Expr) -> Factor | None:
     guards: list[te.Expr] = []
     part = expr
     while not isinstance(part, te.Load):
-        if isinstance(part, te.Cast) and part.dtype is DType.F32 and part.value.dtype.is_half:
+        if isinstance(part, te.Cast) and _widens(part):
             part = part.value
         elif isinstance(part, te.Select) and isinstance(part.other, te.Const) and part.other.value == 0:
             guards.append(part.cond)
@@ -122,3 +124,9 @@ def factor_of(expr: te.Expr) -> Factor | None:
             main = max(loads, key=lambda load: len(te.variables(load)))
             return Factor(main, te.all_of(guards), part)
     return Factor(part, te.all_of(guards))
+
+
+def _widens(cast: te.Cast) -> bool:
+    """Whether it takes a factor to the type of the sums."""
+    source = cast.value.dtype
+    return source.is_half if cast.dtype is DType.F32 else source is DType.I8 and cast.dtype is DType.I32

@@ -15,6 +15,7 @@ from typing import TypeAlias
 from tilewright.errors import InternalError
 from tilewright.graph.ir import Graph, Node, input_node
 from tilewright.graph.task import Task
+from tilewright.loops.gemmini.kernel import GemminiKernel
 from tilewright.loops.gpu.attention import TensorAttention
 from tilewright.loops.gpu.tensor import TensorGemm
 from tilewright.loops.ir import Program
@@ -23,7 +24,8 @@ from tilewright.runtime.packing import Packing
 from tilewright.runtime.plan import VendorCall
 from tilewright.space.tile_operator import TileCall
 
-Kernel: TypeAlias = Program | TensorGemm | TensorAttention | TileCall  # the input of code generation
+# The input of code generation.
+Kernel: TypeAlias = Program | TensorGemm | TensorAttention | TileCall | GemminiKernel
 
 
 @dataclass(frozen=True, eq=False)

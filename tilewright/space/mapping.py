@@ -25,6 +25,7 @@ from tilewright.te.index import coefficient
 Matrix = tuple[tuple[bool, ...], ...]
 _MIN = 8  # minimum iterations per instruction dimension if axes are left out
 _MAX = 4  # maximum mappings of one contraction
+TENSOR_TILE = (16, 8, 16)  # m, n and k of a tensor core's smallest instruction
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,9 @@ class Mapping:
     def sizes(self) -> tuple[int, int, int]:
         return extent_of(self.m), extent_of(self.n), extent_of(self.k)
 
-    @property
-    def padded(self) -> int:
+    def padded(self, tile: tuple[int, int, int]) -> int:
         """Multiplications of the smallest instruction tiles that cover everything."""
-        m, n, k = (-(-size // least) * least for size, least in zip(self.sizes, (16, 8, 16), strict=True))
+        m, n, k = (-(-size // least) * least for size, least in zip(self.sizes, tile, strict=True))
         return m * n * k * extent_of(self.batch) * extent_of(self.outer)
 
 
@@ -88,9 +88,11 @@ def matchings(
         yield {axis: at for axis, at in zip(axes, combination, strict=True) if at is not None}
 
 
-def mappings(work: TwoFactorContraction, instruction: Intrinsic) -> list[Mapping]:
+def mappings(
+    work: TwoFactorContraction, instruction: Intrinsic, tile: tuple[int, int, int] = TENSOR_TILE
+) -> list[Mapping]:
     """The valid and useful mappings, those with the fewest axes left out first. If results can be contiguous along n,
-    only such mappings are returned."""
+    only such mappings are returned. `tile` is the smallest instruction's m, n and k."""
     iterations, target = access_matrix(instruction)
     found: dict[Mapping, None] = {}
     reduced = work.reduction.axes
@@ -103,7 +105,7 @@ def mappings(work: TwoFactorContraction, instruction: Intrinsic) -> list[Mapping
                 if _is_sensible(work, mapping):
                     found[mapping] = None
     along = [mapping for mapping in found if coefficient(work.formula.store, mapping.n[-1]) == 1]
-    return sorted(along or found, key=lambda mapping: (mapping.padded, -extent_of(mapping.k)))[:_MAX]
+    return sorted(along or found, key=lambda mapping: (mapping.padded(tile), -extent_of(mapping.k)))[:_MAX]
 
 
 def _mapping(work: TwoFactorContraction, matching: dict[te.Var, int], swapped: bool) -> Mapping:

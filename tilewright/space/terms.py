@@ -68,4 +68,11 @@ class Roofline:
     launches: int = 1  # consecutive kernels
 
 
-Counted: TypeAlias = Terms | GpuTerms | Roofline | tuple["Counted", ...]
+@dataclass(frozen=True)
+class Cycles:
+    """Of an accelerator."""
+
+    count: float
+
+
+Counted: TypeAlias = Terms | GpuTerms | Roofline | Cycles | tuple["Counted", ...]

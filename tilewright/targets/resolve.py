@@ -9,12 +9,15 @@ from typing import Any
 
 from tilewright.errors import MixedDevicesError, OptionError, TargetError
 from tilewright.hw import CpuMachine, host
+from tilewright.hw.gemmini import GemminiMachine
+from tilewright.hw.gemmini_system import GemminiSystem
 from tilewright.hw.gpu import GpuMachine, of_capability
 from tilewright.runtime.arguments import CallArguments
 from tilewright.support.plugins import entry_points
 from tilewright.support.suggest import did_you_mean
 from tilewright.targets.cpu import CpuTarget
 from tilewright.targets.cuda import CudaTarget
+from tilewright.targets.gemmini import GemminiTarget
 from tilewright.targets.target import Target
 
 ENTRY_POINTS = "tilewright.targets"
@@ -56,13 +59,17 @@ def _factory(kind: str) -> Factory | None:
     return _NAMED.get(kind)
 
 
-def resolve_target(target: str | CpuMachine | GpuMachine | Target | None, *models: Any) -> Target:
+def resolve_target(
+    target: str | CpuMachine | GpuMachine | GemminiMachine | Target | None, *models: Any
+) -> Target:
     """Return the target. `models` are models, example inputs, or containers of these; their tensors decide if
     `target` is None."""
     if isinstance(target, CpuMachine):
         return CpuTarget(target)
     if isinstance(target, GpuMachine):
         return CudaTarget.described(target)
+    if isinstance(target, GemminiMachine):
+        return GemminiTarget(GemminiSystem(host(), target))
     if target is not None and not isinstance(target, str):
         return target
     devices = set(_devices(models))
@@ -73,15 +80,17 @@ def resolve_target(target: str | CpuMachine | GpuMachine | Target | None, *model
             )
         target = next(iter(devices), ("cpu", 0))[0]
     kind, _, number = canonical(target).partition(":")
+    if kind == "gemmini":
+        return GemminiTarget.named(number)
     if described := re.fullmatch(r"sm_(\d+)(\d)a?", target):
         major, minor = int(described[1]), int(described[2])
         return CudaTarget.described(of_capability(f"a GPU called {target}", major, minor))
     factory = _factory(kind)
     if factory is None or (number and not number.isdigit()):
         raise TargetError(
-            f"no target is called {target!r}; there are {', '.join(map(repr, _NAMED))}"
+            f"no target is called {target!r}; there are {', '.join(map(repr, _NAMED))}, 'gemmini'"
             " and GPUs by their compute capability, such as 'sm_90'",
-            remedy=did_you_mean(target, (*_NAMED, "sm_80", "sm_86", "sm_89", "sm_90")) or None,
+            remedy=did_you_mean(target, (*_NAMED, "gemmini", "sm_80", "sm_86", "sm_89", "sm_90")) or None,
         )
     numbers = {number for device, number in devices if device == kind}
     return factory(int(number) if number else min(numbers, default=0))

@@ -18,10 +18,10 @@ from tilewright.codegen.gemmini.layers import (
     matmul_loops,
 )
 from tilewright.codegen.gemmini.rtl import Rtl, lint, verilator
-from tilewright.codegen.gemmini.tiling import default_tiling
 from tilewright.errors import HardwareRangeError, InstructionError, LayerFitError, RtlError
 from tilewright.hw.gemmini import GemminiMachine
 from tilewright.hw.gemmini_timing import GemminiTiming
+from tilewright.loops.gemmini.tiling import default_tiling
 from tilewright.runtime.gemmini import Functional, decode, encode, make, text, verify
 from tilewright.runtime.gemmini.isa import NONE, ONE, scale_bits
 from tilewright.runtime.gemmini.unroll import unrolled

@@ -10,6 +10,7 @@ from tilewright.codegen.cuda.build import SYMBOL, GpuSource, source_of
 from tilewright.codegen.cuda.emit import beginning, emit_statement, emit_value, included
 from tilewright.codegen.cuda.scalars import c_type
 from tilewright.errors import CodegenError
+from tilewright.loops.gemmini.kernel import GemminiKernel
 from tilewright.loops.gpu.attention import TensorAttention
 from tilewright.loops.gpu.tensor import (
     ROW_PADDING,
@@ -30,11 +31,13 @@ _WRITTEN_AT_ONCE = 4  # vectors of a thread: what the epilogue reads is asked fo
 Kernel = TensorGemm | TensorAttention
 
 
-def tensor_source(kernel: Kernel | Program | TileCall) -> GpuSource:
+def tensor_source(kernel: Kernel | Program | TileCall | GemminiKernel) -> GpuSource:
     if isinstance(kernel, TileCall):
         raise CodegenError(f"{kernel.name}: tile kernels inside of models are for processors")
     if isinstance(kernel, Program):
         return source_of(kernel)
+    if isinstance(kernel, GemminiKernel):
+        raise CodegenError(f"{kernel.name}: a GPU has no systolic array")
     return _gemm(kernel) if isinstance(kernel, TensorGemm) else _attention(kernel)
 
 

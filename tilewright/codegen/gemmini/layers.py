@@ -22,6 +22,16 @@ from dataclasses import dataclass
 from itertools import product
 
 from tilewright.errors import InstructionError, LayerFitError
+from tilewright.loops.gemmini.layer import (
+    Layer,
+    Pooling,
+    Span,
+    Tiling,
+    matmul,
+    needed_rows,
+    span_of,
+    starts,
+)
 from tilewright.runtime.gemmini.isa import (
     ACCUMULATE,
     ACCUMULATOR,
@@ -37,89 +47,17 @@ from tilewright.runtime.gemmini.isa import (
 )
 from tilewright.support.arith import ceil_div
 
-
-@dataclass(frozen=True)
-class Pooling:
-    """The maximum of square windows; what lies outside the results does not count."""
-
-    size: int
-    stride: int
-    padding: int = 0
-
-    def extent(self, results: int) -> int:
-        return (results + 2 * self.padding - self.size) // self.stride + 1
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One image's convolution. `padding`: rows above, columns to the left, rows below, columns to the right."""
-
-    height: int
-    width: int
-    in_channels: int
-    out_channels: int
-    kernel: tuple[int, int] = (1, 1)
-    stride: int = 1
-    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
-    relu: bool = False
-    scale: float = 1.0
-    full: bool = False  # 32-bit results without scaling
-    bias: bool = False  # 32-bit, one for each output channel
-    residual: float | None = None  # the scale of an 8-bit tensor that is added to the sums
-    pooling: Pooling | None = None
-
-    def __post_init__(self) -> None:
-        if min(self.height, self.width, self.in_channels, self.out_channels, self.stride, *self.kernel) < 1:
-            raise LayerFitError(f"a layer's extents must be at least 1, got {self}")
-        if min(self.rows, self.cols) < 1:
-            raise LayerFitError(f"the window of {self.kernel} is larger than the padded data of {self}")
-        if min(self.stored) < 1:
-            raise LayerFitError(f"the pooling window of {self.pooling} is larger than the results of {self}")
-        if self.pooling and (
-            self.full or (self.residual is not None and self.pooling.padding >= self.pooling.size)
-        ):
-            raise LayerFitError("pooling is of 8-bit results")
-
-    @property
-    def rows(self) -> int:
-        """Of results, before pooling."""
-        return (self.height + self.padding[0] + self.padding[2] - self.kernel[0]) // self.stride + 1
-
-    @property
-    def cols(self) -> int:
-        return (self.width + self.padding[1] + self.padding[3] - self.kernel[1]) // self.stride + 1
-
-    @property
-    def stored(self) -> tuple[int, int]:
-        """Rows and columns that are stored."""
-        if self.pooling is None:
-            return self.rows, self.cols
-        return self.pooling.extent(self.rows), self.pooling.extent(self.cols)
-
-    @property
-    def pointwise(self) -> bool:
-        return self.kernel == (1, 1) and self.padding == (0, 0, 0, 0)
-
-    @property
-    def macs(self) -> int:
-        taps = self.kernel[0] * self.kernel[1]
-        return self.rows * self.cols * self.in_channels * self.out_channels * taps
-
-
-def matmul(m: int, n: int, k: int, **epilogue: object) -> Layer:
-    """[m, k] x [k, n] -> [m, n]."""
-    return Layer(1, m, k, n, **epilogue)  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True)
-class Tiling:
-    """What is on the machine at once: rows and columns that are stored, and blocks of `dim` channels."""
-
-    rows: int
-    cols: int
-    in_blocks: int = 1
-    out_blocks: int = 1
-    buffers: int = 2  # 2: a step is loaded while the step before it computes
+__all__ = [
+    "Layer",
+    "Placement",
+    "Pooling",
+    "Tiling",
+    "layer_loops",
+    "layer_program",
+    "matmul",
+    "matmul_loops",
+    "needed_rows",
+]
 
 
 @dataclass(frozen=True)
@@ -137,49 +75,6 @@ class Placement:
     residual_pitch: int = 0
 
 
-@dataclass(frozen=True)
-class _Span:
-    """Pixels along one axis of a tile: stored ones, results under them, data under those."""
-
-    out: int  # first stored
-    out_count: int
-    first: int  # first result
-    count: int
-    hang: int  # of the first pooling window, outside the results
-    data: int  # first data pixel; negative in the padding
-    data_count: int
-
-
-def _span(layer: Layer, axis: int, out: int, out_count: int) -> _Span:
-    results = (layer.rows, layer.cols)[axis]
-    first, last, hang = out, out + out_count, 0
-    if layer.pooling:
-        pool = layer.pooling
-        wanted = out * pool.stride - pool.padding
-        first, hang = max(0, wanted), max(0, -wanted)
-        last = min(results, (out + out_count - 1) * pool.stride - pool.padding + pool.size)
-    count = last - first
-    if layer.pointwise:  # data that no window reads is not loaded
-        return _Span(out, out_count, first, count, hang, first * layer.stride, count)
-    start = first * layer.stride - layer.padding[axis]
-    return _Span(out, out_count, first, count, hang, start, (count - 1) * layer.stride + layer.kernel[axis])
-
-
-def needed_rows(layer: Layer, tiling: Tiling) -> tuple[int, int, int]:
-    """Rows of the scratchpad for data and for weights, and of the accumulator, of the largest tile, all buffers."""
-    pixels = data = 0
-    for at in _starts(layer.stored[0], tiling.rows):
-        for other in _starts(layer.stored[1], tiling.cols):
-            rows, cols = _span(layer, 0, *at), _span(layer, 1, *other)
-            pixels = max(pixels, rows.count * cols.count)
-            data = max(data, rows.data_count * cols.data_count)
-    return tiling.buffers * data * tiling.in_blocks, tiling.buffers, pixels
-
-
-def _starts(extent: int, tile: int) -> list[tuple[int, int]]:
-    return [(at, min(tile, extent - at)) for at in range(0, extent, tile)]
-
-
 class _Program:
     def __init__(self, layer: Layer, tiling: Tiling, machine: Array, at: Placement) -> None:
         if min(tiling.rows, tiling.cols, tiling.in_blocks, tiling.out_blocks) < 1 or tiling.buffers not in (
@@ -190,7 +85,7 @@ class _Program:
         self.layer, self.tiling, self.at = layer, tiling, at
         self.dim = machine.dim
         stored_rows, stored_cols = layer.stored
-        self.row_tiles, self.col_tiles = _starts(stored_rows, tiling.rows), _starts(stored_cols, tiling.cols)
+        self.row_tiles, self.col_tiles = starts(stored_rows, tiling.rows), starts(stored_cols, tiling.cols)
         data, _, self.pixels = needed_rows(layer, tiling)
         self.data_rows = data // tiling.buffers
         taps = layer.kernel[0] * layer.kernel[1]
@@ -209,7 +104,7 @@ class _Program:
             )
         if (
             layer.pooling
-            and max(*(_span(layer, 0, *tile).count for tile in self.row_tiles), tiling.cols, 0) > 255
+            and max(*(span_of(layer, 0, *tile).count for tile in self.row_tiles), tiling.cols, 0) > 255
         ):
             raise LayerFitError(f"pooling is of tiles of at most 255 rows and columns, got {tiling}")
         self.data_pitch = at.data_pitch or layer.in_channels
@@ -255,11 +150,11 @@ class _Program:
         layer, tiling = self.layer, self.tiling
         in_blocks, out_blocks = ceil_div(layer.in_channels, self.dim), ceil_div(layer.out_channels, self.dim)
         step = tile = 0
-        for out in _starts(out_blocks, tiling.out_blocks):
+        for out in starts(out_blocks, tiling.out_blocks):
             for row_tile, col_tile in product(self.row_tiles, self.col_tiles):
-                rows, cols = _span(layer, 0, *row_tile), _span(layer, 1, *col_tile)
+                rows, cols = span_of(layer, 0, *row_tile), span_of(layer, 1, *col_tile)
                 acc = ACCUMULATOR | tile % tiling.buffers * self.acc_rows
-                groups = _starts(in_blocks, tiling.in_blocks)
+                groups = starts(in_blocks, tiling.in_blocks)
                 for at, group in enumerate(groups):
                     data = step % tiling.buffers * self.data_rows
                     weights = self.first_weights + step % tiling.buffers * self.weight_rows
@@ -276,13 +171,11 @@ class _Program:
                     step += 1
                 tile += 1
 
-    def _load_data(
-        self, rows: _Span, cols: _Span, group: tuple[int, int], base: int
-    ) -> Iterator[Instruction]:
+    def _load_data(self, rows: Span, cols: Span, group: tuple[int, int], base: int) -> Iterator[Instruction]:
         layer, dim = self.layer, self.dim
         step = layer.stride if layer.pointwise else 1
-        segments = [(r, c, n) for r in range(rows.data_count) for c, n in _starts(cols.data_count, dim)]
-        for block, count in _starts(group[1], MAX_BLOCKS):
+        segments = [(r, c, n) for r in range(rows.data_count) for c, n in starts(cols.data_count, dim)]
+        for block, count in starts(group[1], MAX_BLOCKS):
             channel = (group[0] + block) * dim
             channels = min(count * dim, layer.in_channels - channel)
             for r, c, n in segments:
@@ -305,7 +198,7 @@ class _Program:
             for block in range(group[1]):
                 channel = (group[0] + block) * dim
                 depth = min(dim, layer.in_channels - channel)
-                for first, count in _starts(out[1], MAX_BLOCKS):
+                for first, count in starts(out[1], MAX_BLOCKS):
                     start = (out[0] + first) * dim
                     cols = min(count * dim, layer.out_channels - start)
                     dram = self.at.weights + (tap * layer.in_channels + channel) * self.weights_pitch + start
@@ -320,12 +213,12 @@ class _Program:
     def _weights(self, base: int, tap: int, block: int, out: int) -> int:
         return base + ((tap * self.tiling.in_blocks + block) * self.tiling.out_blocks + out) * self.dim
 
-    def _load_start(self, rows: _Span, cols: _Span, out: tuple[int, int], acc: int) -> Iterator[Instruction]:
+    def _load_start(self, rows: Span, cols: Span, out: tuple[int, int], acc: int) -> Iterator[Instruction]:
         """What sums start from."""
         layer = self.layer
         if layer.bias:
             for block, start, channels in self._out_blocks(out):
-                for pixel, n in _starts(rows.count * cols.count, self.dim):
+                for pixel, n in starts(rows.count * cols.count, self.dim):
                     local = acc + block * self.pixels + pixel
                     yield make("mvin3", dram=self.at.bias + start * 4, local=local, rows=n, cols=channels)
         if layer.residual is None:
@@ -336,7 +229,7 @@ class _Program:
         add = ACCUMULATE if layer.bias else 0
         for block, start, channels in self._out_blocks(out):
             for r in range(rows.count):
-                for c, n in _starts(cols.count, self.dim):
+                for c, n in starts(cols.count, self.dim):
                     pixel = (rows.first + r) * layer.cols + cols.first + c
                     local = acc + block * self.pixels + r * cols.count + c | add
                     dram = self.at.residual + pixel * self.residual_pitch + start
@@ -352,8 +245,8 @@ class _Program:
 
     def _compute(
         self,
-        rows: _Span,
-        cols: _Span,
+        rows: Span,
+        cols: Span,
         group: tuple[int, int],
         out: tuple[int, int],
         data: int,
@@ -364,9 +257,9 @@ class _Program:
         layer, dim = self.layer, self.dim
         started = layer.bias or layer.residual is not None or not first_group
         if layer.pointwise:
-            segments = [(0, at, n) for at, n in _starts(rows.count * cols.count, dim)]
+            segments = [(0, at, n) for at, n in starts(rows.count * cols.count, dim)]
         else:
-            segments = [(r, c, n) for r in range(rows.count) for c, n in _starts(cols.count, dim)]
+            segments = [(r, c, n) for r in range(rows.count) for c, n in starts(cols.count, dim)]
         taps = list(product(range(layer.kernel[0]), range(layer.kernel[1])))
         for (tap, (kr, kc)), block in product(enumerate(taps), range(group[1])):
             depth = min(dim, layer.in_channels - (group[0] + block) * dim)
@@ -386,7 +279,7 @@ class _Program:
                     name = "compute_accumulated" if at else "compute_preloaded"
                     yield make(name, a=a, rows=n, cols=depth, d=NONE)
 
-    def _store(self, rows: _Span, cols: _Span, out: tuple[int, int], acc: int) -> Iterator[Instruction]:
+    def _store(self, rows: Span, cols: Span, out: tuple[int, int], acc: int) -> Iterator[Instruction]:
         layer, dim = self.layer, self.dim
         width = layer.stored[1]
         if layer.pooling:
@@ -414,7 +307,7 @@ class _Program:
             whole = cols.count == width  # rows lie behind each other in DRAM
             lines = [(0, rows.count * cols.count)] if whole else [(r, cols.count) for r in range(rows.count)]
             for r, length in lines:
-                for c, n in _starts(length, dim):
+                for c, n in starts(length, dim):
                     dram = to + (r * width + c) * self.results_pitch
                     yield make("mvout", dram=dram, local=local + r * cols.count + c, rows=n, cols=channels)
 
@@ -447,8 +340,8 @@ def layer_loops(layer: Layer, tiling: Tiling, machine: Array, at: Placement) -> 
     data_pitch, weights_pitch = at.data_pitch or layer.in_channels, at.weights_pitch or layer.out_channels
     results_pitch = at.results_pitch or layer.out_channels * element
     program = []
-    for out in _starts(layer.out_channels, tiling.out_blocks * dim):
-        for row_tile, col_tile in product(_starts(layer.rows, tiling.rows), _starts(width, tiling.cols)):
+    for out in starts(layer.out_channels, tiling.out_blocks * dim):
+        for row_tile, col_tile in product(starts(layer.rows, tiling.rows), starts(width, tiling.cols)):
             (row, rows), (col, cols) = row_tile, col_tile
             first_row = row * layer.stride - layer.padding[0]
             first_col = col * layer.stride - layer.padding[1]
@@ -516,7 +409,7 @@ def matmul_loops(layer: Layer, tiling: Tiling, machine: Array, at: Placement) ->
     data_pitch, weights_pitch = at.data_pitch or layer.in_channels, at.weights_pitch or layer.out_channels
     results_pitch = at.results_pitch or layer.out_channels * element
     program = []
-    for (row, m), (col, n) in product(_starts(pixels, tile_rows), _starts(layer.out_channels, tile_cols)):
+    for (row, m), (col, n) in product(starts(pixels, tile_rows), starts(layer.out_channels, tile_cols)):
         i, j = ceil_div(m, dim), ceil_div(n, dim)
         pads = {"pad_i": i * dim - m, "pad_j": j * dim - n, "pad_k": blocks * dim - layer.in_channels}
         bias = at.bias + col * 4 if layer.bias else 0

@@ -63,6 +63,10 @@ class Functional:
     def run(self, program: Sequence[Instruction]) -> None:
         """InstructionError before anything has run where the machine cannot execute the program."""
         verify(program, self.machine)
+        self.execute(program)
+
+    def execute(self, program: Sequence[Instruction]) -> None:
+        """The same of a program that is verified."""
         for at, instruction in enumerate(program):
             try:
                 self._execute(instruction)

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
-from tilewright.codegen.gemmini.layers import Layer, Tiling, needed_rows
 from tilewright.errors import LayerFitError
 from tilewright.hw.gemmini import GemminiMachine
+from tilewright.loops.gemmini.layer import Layer, Tiling, needed_rows
 from tilewright.support.arith import ceil_div
 
 _MAX_PARTS = 8  # into which an axis is cut evenly; beyond, tiles are powers of two

@@ -1,0 +1,154 @@
+"""Gemmini beside this machine's processor: integer layers on the simulated accelerator, the rest through LLVM."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tilewright import knobs
+from tilewright.dtypes import DType
+from tilewright.errors import OptionError
+from tilewright.frontend import ImportedModel
+from tilewright.graph.ir import Node
+from tilewright.graph.task import Partition, Task, TaskCall
+from tilewright.hw import host
+from tilewright.hw.gemmini_system import GemminiSystem, machine_named
+from tilewright.link import Linked
+from tilewright.measure.check import checked_kernel
+from tilewright.rewrites.base import Observer
+from tilewright.rewrites.calls import reader_counts, with_producer
+from tilewright.rewrites.pipeline import run_pipeline
+from tilewright.runtime.gemmini.executor import GemminiExecutor, GemminiModel
+from tilewright.runtime.model import CompiledModel
+from tilewright.space.templates.gemmini.accelerated import matched
+from tilewright.space.templates.gemmini.match import pooling_of
+from tilewright.support.trace import Trace
+from tilewright.targets.target import Target
+from tilewright.tune.oracle import PredictedCosts
+
+
+@dataclass(frozen=True)
+class _Costs(PredictedCosts):
+    """The host's, but for convolutions of bytes: the accelerator computes those that are channels-last."""
+
+    def seconds(self, task: Task) -> float:
+        return math.inf if _is_channels_first(task) else super().seconds(task)
+
+    def upper_bound(self, task: Task) -> tuple[float, bool]:
+        return (math.inf, True) if _is_channels_first(task) else super().upper_bound(task)
+
+
+def _is_channels_first(task: Task) -> bool:
+    return any(
+        node.op == "conv"
+        and node.inputs[0].dtype is DType.I8
+        and node.attrs["groups"] == 1
+        and node.attrs["layout"] != "channels_last"
+        for node in task.graph.nodes()
+    )
+
+
+@dataclass(frozen=True)
+class GemminiTarget:
+    machine: GemminiSystem
+
+    @classmethod
+    def named(cls, options: str) -> Target:
+        """Of the text behind "gemmini:"."""
+        return cls(GemminiSystem(host(), machine_named(options)))
+
+    @property
+    def is_here(self) -> bool:
+        """A simulator's time is not the accelerator's: there is nothing to measure."""
+        return False
+
+    def default_numerics(self) -> str:
+        return knobs.get("numerics")
+
+    def threads(self, wanted: int | None) -> int:
+        return wanted or knobs.get("threads")
+
+    def partition(
+        self, imported: ImportedModel, numerics: str, trace: Trace, observe: Observer | None = None
+    ) -> Partition:
+        oracle = _Costs(self.machine.host, numerics)
+        found = run_pipeline(imported.graph, trace, numerics=numerics, oracle=oracle, observe=observe)
+        with trace.span("join", calls=len(found.calls)):
+            return self._joined(found)
+
+    def _joined(self, partition: Partition) -> Partition:
+        """With calls that the accelerator computes along with a layer in one task with it: the scaling of a residual
+        before it, max pooling after it."""
+        readers = reader_counts(partition)
+        calls: list[TaskCall] = []
+        writer: dict[Node, TaskCall] = {}
+        for call in partition.calls:
+            made = call
+            for node in call.inputs:
+                buffer = partition.buffer_of(node)
+                before = writer.get(buffer)
+                alone = readers[buffer] == 1 and buffer not in partition.graph.outputs
+                if before is None or not alone or node not in made.inputs:
+                    continue
+                if not (_is_pooling(call) or _is_scaling(before)):
+                    continue
+                whole = with_producer(made, node, before)
+                if self._takes_more(whole, made, before):
+                    calls.remove(before)
+                    made = whole
+            calls.append(made)
+            writer[made.output] = made
+        result = replace(partition, calls=tuple(calls))
+        result.check()
+        return result
+
+    def _takes_more(self, whole: TaskCall, call: TaskCall, before: TaskCall) -> bool:
+        """Whether the accelerator computes more of both as one task than as two."""
+
+        def taken(task: Task) -> int:
+            found = matched(task, self.machine.accelerator)
+            return 0 if found is None else len(found.taken)
+
+        return taken(whole.task) > taken(call.task) + taken(before.task)
+
+    def joins_reductions(self) -> bool:
+        return False
+
+    @property
+    def times_steps(self) -> bool:
+        return True
+
+    def runner(self, threads: int) -> Any:
+        raise OptionError(
+            "the simulated accelerator has no time to measure", remedy='compile with effort="none"'
+        )
+
+    def executor(self, linked: Linked, threads: int) -> GemminiExecutor:
+        return GemminiExecutor(linked.plan, linked.constants, linked.objects, threads)
+
+    def load(
+        self,
+        linked: Linked,
+        constants: Sequence[np.ndarray],
+        threads: int | None,
+        again: Callable[[Target], CompiledModel],
+    ) -> CompiledModel:
+        return GemminiModel(linked.plan, constants, linked.objects, threads=threads, checker=checked_kernel)
+
+
+def _operators(call: TaskCall) -> list[Node]:
+    return [node for node in call.task.graph.nodes() if not (node.is_input or node.is_constant)]
+
+
+def _is_pooling(call: TaskCall) -> bool:
+    operators = _operators(call)
+    return len(operators) == 1 and pooling_of(operators[0]) is not None
+
+
+def _is_scaling(call: TaskCall) -> bool:
+    """Of bytes, to be added to sums."""
+    return [node.op for node in _operators(call)] == ["cast", "mul", "round", "cast"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from llvmlite import ir
 
 from tilewright.codegen.llvm.tiles.expressions import Expressions
@@ -11,13 +13,24 @@ from tilewright.dtypes import DType
 from tilewright.tile.ir import Op, Value
 from tilewright.tile.ops import sum_type
 
-_ROWS = 8  # of the accumulators that a dot keeps in registers
-_VECTORS = 2
+_VECTORS = 2  # along a row of the accumulators that a dot keeps in registers
+
+
+def _neutral(combine: str, dtype: DType) -> ir.Constant:
+    """What changes nothing when it is combined with anything."""
+    kind = register_type(dtype)
+    if dtype.is_float:
+        return ir.Constant(kind, {"add": -0.0, "max": float("-inf"), "min": float("inf")}[combine])
+    if combine == "add":
+        return ir.Constant(kind, 0)
+    if dtype in (DType.BOOL, DType.U8):
+        return ir.Constant(kind, 0 if combine == "max" else (1 << kind.width) - 1)
+    return ir.Constant(kind, -(1 << kind.width - 1) if combine == "max" else (1 << kind.width - 1) - 1)
 
 
 class Along(Expressions):
-    def reduce(self, op: Op, value: Value, result: Buffer | None) -> ir.Value | None:
-        """Into `result`, or, of a tile with one axis, the scalar."""
+    def reduce(self, op: Op, value: Value, result: Buffer | None, unroll: int = 1) -> ir.Value | None:
+        """Into `result`, or, of a tile with one axis, the scalar. Several accumulators hide an addition's latency."""
         kind, axis = op.settings["kind"], op.settings["axis"] % len(tile_type(value).shape)
         if kind.startswith("arg"):
             return self._arg(op, value, axis, result)
@@ -28,48 +41,69 @@ class Along(Expressions):
         if axis != len(shape) - 1:
             kept = shape[:axis] + shape[axis + 1 :]
             with self.over(kept) as (location,):
-                cell = self.alloca(vector_of(register_type(wide), location.lanes))
-                with self.loop(shape[axis]) as step:
-                    self._accumulate(
-                        cell, combine, wide, step, self._inner(value, location, axis, step, dtype, wide)
-                    )
-                done = self.convert(
-                    self.builder.load(cell, typ=vector_of(register_type(wide), location.lanes)), wide, into
-                )
+
+                def across(step: ir.Value) -> Location:
+                    index = (*location.index[:axis], step, *location.index[axis:])
+                    lane = location.axis + (location.axis >= axis) if location.axis >= 0 else -1
+                    return Location(index, lane, location.lanes)
+
+                total = self._reduced(value, shape[axis], 1, unroll, combine, wide, across, location.lanes)
                 assert result is not None
-                self.write(result, location, Chunk(done, location.lanes))
+                self.write(result, location, Chunk(self.convert(total, wide, into), location.lanes))
             return None
         lanes = min(shape[-1], self.lanes)
         with self._nest(list(shape[:-1])) as outer:
-            cell = self.alloca(vector_of(register_type(wide), lanes))
-            with self.loop(shape[-1], lanes) as step:
-                self.memo = {}
-                location = Location((*outer, step), len(shape) - 1 if lanes > 1 else -1, lanes)
-                item = self.convert(self.spread(self.at(value, location), lanes), dtype, wide)
-                self.kept(location)
-                self._accumulate(cell, combine, wide, step, item)
-            total = self._across(
-                self.builder.load(cell, typ=vector_of(register_type(wide), lanes)), combine, wide
-            )
-            done = self.convert(total, wide, into)
+
+            def along(step: ir.Value) -> Location:
+                return Location((*outer, step), len(shape) - 1 if lanes > 1 else -1, lanes)
+
+            vector = self._reduced(value, shape[-1], lanes, unroll, combine, wide, along, lanes)
+            done = self.convert(self._across(vector, combine, wide), wide, into)
             if result is None:
                 return done
             self.write(result, Location(tuple(outer)), Chunk(done, 1))
         return None
 
+    def _reduced(
+        self,
+        value: Value,
+        extent: int,
+        step: int,
+        unroll: int,
+        combine: str,
+        wide: DType,
+        locate: Callable[[ir.Value], Location],
+        lanes: int,
+    ) -> ir.Value:
+        """The elements at `locate(0)`, `locate(step)`, ..., combined."""
+        builder, dtype = self.builder, tile_type(value).dtype
+        unroll = min(unroll, extent // step)
+        kind = vector_of(register_type(wide), lanes)
+        whole = extent == step * unroll
+        cells = [self.alloca(kind) for _ in range(unroll)]
+        if not whole:
+            neutral = splat(builder, Typed(_neutral(combine, wide), wide, 1), lanes).value
+            for cell in cells:
+                builder.store(neutral, cell)
+        with self.loop(extent, step * unroll) as start:
+            self.memo = {}
+            for number, cell in enumerate(cells):
+                location = locate(self.plus(start, number * step))
+                item = self.convert(self.spread(self.at(value, location), lanes), dtype, wide)
+                self.kept(location)
+                if not whole:
+                    item = self.scalar(combine, wide, builder.load(cell, typ=kind), item)
+                builder.store(item, cell)
+        parts = [builder.load(cell, typ=kind) for cell in cells]
+        while len(parts) > 1:
+            half = len(parts) // 2
+            parts = [
+                self.scalar(combine, wide, *pair) for pair in zip(parts[:half], parts[half:], strict=True)
+            ]
+        return parts[0]
+
     def kept(self, location: Location) -> None:
         """Writes what later code needs of a loop's values; the emitter's."""
-
-    def _inner(
-        self, value: Value, location: Location, axis: int, step: ir.Value, dtype: DType, wide: DType
-    ) -> ir.Value:
-        self.memo = {}
-        index = (*location.index[:axis], step, *location.index[axis:])
-        lane = location.axis + (location.axis >= axis) if location.axis >= 0 else -1
-        here = Location(index, lane, location.lanes)
-        made = self.convert(self.spread(self.at(value, here), location.lanes), dtype, wide)
-        self.kept(here)
-        return made
 
     def _accumulate(self, cell: ir.Value, combine: str, wide: DType, step: ir.Value, item: ir.Value) -> None:
         builder = self.builder
@@ -178,7 +212,8 @@ class Along(Expressions):
         columns = b.shape[-1]
         lanes = min(columns, self.lanes)
         vectors = min(_VECTORS, columns // lanes)
-        block = min(_ROWS, rows)
+        # Accumulators take half of the registers: the rest holds vectors of b and elements of a on their way.
+        block = min(max(1, self.machine.vector_registers // 2 // vectors), rows)
         builder = self.builder
         assert isinstance(c.element, DType)
         dtype = c.element

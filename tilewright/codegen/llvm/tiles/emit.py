@@ -180,7 +180,7 @@ class _Emitter(Control):
         self.done.add(op)
         roots = [each for each in op.operands if isinstance(each.type, TileType)]
         evaluated = self.begin(roots, shape)
-        with self.over(shape, 4 if len(evaluated) < 24 else 1) as locations:
+        with self.over(shape, self.unrolled(evaluated)) as locations:
             self.memo = {}
             chunks = [self.at(value, location) for location in locations]
             for location, chunk in zip(locations, chunks, strict=True):
@@ -279,11 +279,8 @@ class _Emitter(Control):
             assert made_into is not None
             self.cumsum(value, attrs["axis"], made_into)
         else:
-            found = (
-                self.reduce(op, value, made_into)
-                if made_into is None
-                else self.reduce(op, value, made_into) or made_into
-            )
+            scalar = self.reduce(op, value, made_into, self.unrolled(evaluated))
+            found = scalar if made_into is None else made_into
         self.memo = {}
         self.finish(evaluated)
         self.env[result] = found
@@ -306,6 +303,9 @@ class _Emitter(Control):
     def _packed(self, value: Value, into: DType, precision: str) -> Buffer:
         """An operand of dot, dense and in the type of its sums."""
         kind = tile_type(value)
+        known = self.env[value]
+        if isinstance(known, Lazy) and self.turns(known.op):
+            self.materialise(value)
         rounds = precision == "tf32" and kind.dtype is DType.F32
         if kind.dtype is into and not rounds:
             return self.materialise(value)

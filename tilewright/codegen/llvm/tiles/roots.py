@@ -7,13 +7,16 @@ from typing import Any
 
 from llvmlite import ir
 
+from tilewright.codegen.llvm.shuffles import transposed
 from tilewright.codegen.llvm.tiles.along import Along
 from tilewright.codegen.llvm.tiles.values import (
     Buffer,
+    Chunk,
     Lazy,
     Location,
     tile_type,
 )
+from tilewright.dtypes import DType
 from tilewright.hw import CpuMachine
 from tilewright.tile.executors import Facts
 from tilewright.tile.ir import (
@@ -28,6 +31,23 @@ from tilewright.tile.ir import (
 
 _VIEWS = ("broadcast", "expand_dims", "trans", "arange")
 _CHEAP = ("add", "sub", "mul", "eq", "ne", "lt", "le", "and", "or", "not", "cast", "addptr")
+_SHORT = frozenset(
+    [
+        *_CHEAP,
+        "min",
+        "max",
+        "neg",
+        "abs",
+        "load",
+        "load_block",
+        "select",
+        "fma",
+        "bitcast",
+        "xor",
+        "shl",
+        "shr",
+    ]
+)  # of one or two instructions
 _ALONG = ("reduce", "cumsum", "sort", "dot", "reshape", "join")
 
 
@@ -73,20 +93,115 @@ class Roots(Along):
         return list(found)
 
     def prepare(self, roots: Iterable[Value], shape: tuple[int, ...]) -> None:
-        """Puts into buffers what would be computed again and again."""
-        waiting = [(root, False) for root in roots]
-        seen: set[tuple[Value, bool]] = set()
+        """Puts into buffers what would be computed again and again, and transposes that take whole vectors."""
+        waiting = [(root, False, True) for root in roots]  # repeated, and lanes still along the last axis
+        seen: set[tuple[Value, bool, bool]] = set()
         while waiting:
-            value, repeated = waiting.pop()
+            value, repeated, lanes = waiting.pop()
             known = self.env.get(value)
-            if not isinstance(known, Lazy) or (value, repeated) in seen:
+            if not isinstance(known, Lazy) or (value, repeated, lanes) in seen:
                 continue
-            seen.add((value, repeated))
-            if repeated and not self._cheap(known.op):
+            seen.add((value, repeated, lanes))
+            op = known.op
+            again = repeated and not self._cheap(op) and not (lanes and self._contiguous(op))
+            if again or (not repeated and self.turns(op)):
                 self.materialise(value)
                 continue
-            under = repeated or known.op.name in ("broadcast", "trans")
-            waiting += [(each, under) for each in known.op.operands if isinstance(each.type, TileType)]
+            under = repeated or op.name in ("broadcast", "trans")
+            lanes = lanes and not self._loses_lanes(op)
+            waiting += [(each, under, lanes) for each in op.operands if isinstance(each.type, TileType)]
+
+    def _loses_lanes(self, op: Op) -> bool:
+        """Whether neighbours along the last axis are none of the operand's."""
+        if op.name == "expand_dims":
+            return bool(
+                op.settings["axis"] % len(tile_type(op.results[0]).shape)
+                == len(tile_type(op.results[0]).shape) - 1
+            )
+        if op.name == "broadcast":
+            return tile_type(op.operands[0]).shape[-1:] == (1,) and tile_type(op.results[0]).shape[-1] > 1
+        return op.name == "trans"
+
+    def _contiguous(self, op: Op) -> bool:
+        """A load of vectors: to read memory again is no more work than to read a buffer."""
+        if op.name == "load_block":
+            stride = self.env[op.operands[0]].strides[-1]
+            return isinstance(stride, ir.Constant) and stride.constant == 1
+        return (
+            op.name == "load"
+            and tile_type(op.results[0]).shape[-1] > 1
+            and self.lane_step(op.operands[0]) == 1
+        )
+
+    def lane_step(self, value: Value) -> int | None:
+        """By how much elements of an integer or pointer tile grow along the last axis, in elements; None: not known."""
+        known = self.env.get(value)
+        if not tile_type(value).shape:
+            return 0
+        if not isinstance(known, Lazy):
+            return None
+        op = known.op
+        if op.name == "arange":
+            return 1
+        if op.name in ("broadcast", "expand_dims"):
+            return 0 if self._loses_lanes(op) else self.lane_step(op.operands[0])
+        if op.name == "cast":
+            return self.lane_step(op.operands[0]) if not tile_type(op.operands[0]).dtype.is_float else None
+        if op.name in ("add", "sub", "addptr", "mul"):
+            steps = [self.lane_step(each) for each in op.operands]
+            if None in steps:
+                return None
+            one, two = (step or 0 for step in steps)
+            if op.name == "mul":
+                return 0 if one == two == 0 else None
+            return one - two if op.name == "sub" else one + two
+        return None
+
+    def turns(self, op: Op) -> bool:
+        """A transpose of the last two axes in squares of vectors."""
+        if op.name != "trans":
+            return False
+        order, shape = op.settings["order"], tile_type(op.results[0]).shape
+        rank, element = len(shape), tile_type(op.results[0]).element
+        if (
+            rank < 2
+            or tuple(order) != (*range(rank - 2), rank - 1, rank - 2)
+            or not isinstance(element, DType)
+        ):
+            return False
+        return element.bytes in (2, 4) and self.lanes > 1 and min(shape[-2:]) >= self.lanes
+
+    def _turned(self, value: Value, target: Buffer) -> None:
+        """Puts a transpose into a buffer, a square of vectors at a time."""
+        (source,) = self.env[value].op.operands
+        *outer, rows, columns = target.shape
+        lanes, rank = self.lanes, len(target.shape)
+        evaluated = self.begin([source], tile_type(source).shape)
+        with (
+            self._nest(list(outer)) as index,
+            self.loop(columns, lanes) as column,
+            self.loop(rows, lanes) as row,
+        ):
+            self.memo = {}
+            vectors = []
+            for lane in range(lanes):
+                location = Location((*index, self.plus(column, lane), row), rank - 1, lanes)
+                vectors.append(self.spread(self.at(source, location), lanes))
+                self.kept(location)
+            for lane, vector in enumerate(transposed(self.builder, vectors, lanes)):
+                location = Location((*index, self.plus(row, lane), column), rank - 1, lanes)
+                self.write(target, location, Chunk(vector, lanes))
+        self.memo = {}
+        self.finish(evaluated)
+
+    def unrolled(self, evaluated: Iterable[Value]) -> int:
+        """How many vectors of an expression one iteration takes."""
+        cost = 0
+        for value in evaluated:
+            known = self.env.get(value)
+            if isinstance(known, Lazy) and not self._cheap(known.op):
+                cost += 1 if known.op.name in _SHORT else 6
+        return 4 if cost <= 8 else (2 if cost <= 16 else 1)
 
     def begin(self, roots: Sequence[Value], shape: tuple[int, ...]) -> list[Value]:
         """Before the loop of roots: decides what it keeps."""
@@ -131,10 +246,18 @@ class Roots(Along):
         if isinstance(known, Buffer) and into is None:
             return known
         kind = tile_type(value)
+        if isinstance(known, Lazy) and self.turns(known.op):
+            target = into or self.buffer(kind.element, kind.shape)
+            self._turned(value, target)
+            self.done.add(known.op)
+            if into is None:
+                self.env[value] = target
+                self.pending.pop(value, None)
+            return target
         evaluated = self.begin([value], kind.shape)
         target = into or self.keeping.get(value) or self.buffer(kind.element, kind.shape)
         self.keeping.pop(value, None)
-        with self.over(kind.shape, 4 if len(evaluated) < 12 else 1) as locations:
+        with self.over(kind.shape, self.unrolled(evaluated)) as locations:
             for location in locations:
                 self.memo = {}
                 self.write(target, location, self.at(value, location))

@@ -110,12 +110,12 @@ CPU: dict[str, Config] = {
     "add_row": {"BM": 4, "BN": 1024},
     "softmax": {"BLOCK": 0},
     "layer_norm": {"BLOCK": 128},
-    "matmul_gelu": {"BM": 64, "BN": 64, "BK": 128},
+    "matmul_gelu": {"BM": 128, "BN": 256, "BK": 128},
     "batched_matmul": {"BM": 64, "BN": 64, "BK": 64},
     "attention": {"BM": 64, "BN": 64},
     "conv2d": {"BP": 64, "BO": 64, "BC": 64},
     "dequant_matmul": {"BM": 64, "BN": 64, "BK": 128},
-    "grouped_matmul": {"BM": 64, "BN": 64, "BK": 128},
+    "grouped_matmul": {"BM": 128, "BN": 256, "BK": 128},
     "cross_entropy": {"BLOCK": 128},
 }
 

@@ -164,7 +164,7 @@ def measure(case: TileCase, options: argparse.Namespace) -> Row:
         case.name, case.kernel, config, {name: 1e3 * seconds[name] for name in calls}, wrong,
         case.flops / best / 1e9, case.bytes(tensors) / best / 1e9,
     )  # fmt: skip
-    if not options.quick:
+    if not options.quick and not options.cpu_time:
         row.first_call_s = first_call(case)
     row.judge()
     return row

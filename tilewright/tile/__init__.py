@@ -16,7 +16,8 @@ Semantics
   and `%` round towards minus infinity; `/` of integers is f32. Shifts by the width or more, division of integers by 0,
   and conversion of a float that the integer type does not hold are undefined.
 - **Floats.** An operation on f16 or bf16 is computed in f32 and rounded once; an operation on f32 or f64 is rounded
-  to its type, functions such as `exp` to a few units in the last place. `sum` and `cumsum` add f16 and bf16 in f32 and
+  to its type, functions such as `exp` to a few units in the last place, and division by a number that is the same for
+  several elements to two. `sum` and `cumsum` add f16 and bf16 in f32 and
   round once at the end, and add bools and integers under 32 bits in i32, their result. `dot` adds products of f16, bf16
   and f32 in f32, of f64 in f64, of i8 and u8 in i32, and that is its type; with input_precision="tf32" f32 operands
   lose 13 bits first. The order of additions within one `sum`, `cumsum` or `dot` is not specified.

@@ -63,6 +63,11 @@ def exp(x: Real) -> Real:
     emit = x.emit
     vanishes = x < (-745.2 if emit.double else -103.98)
     x = vanishes.select(0.0, x).at_most(710.0 if emit.double else 89.0)
+    if emit.scales:  # the same bits: both round once where the result is subnormal
+        n = fma(x, LOG2_E, magic(emit)) - magic(emit)
+        high, low = ln2(emit)
+        r = fma(n, -low, fma(n, -high, x))
+        return vanishes.select(0.0, emit.scaled(exp_rest(r), n))
     reduced = reduce(x, 2 * emit.bias)
     return vanishes.select(0.0, scale(exp_rest(reduced.r), reduced.shifted))
 

@@ -77,7 +77,7 @@ class Along(Expressions):
     ) -> ir.Value:
         """The elements at `locate(0)`, `locate(step)`, ..., combined."""
         builder, dtype = self.builder, tile_type(value).dtype
-        unroll = min(unroll, extent // step)
+        unroll = self.whole((extent,)) if step > 1 and self.whole((extent,)) else min(unroll, extent // step)
         kind = vector_of(register_type(wide), lanes)
         whole = extent == step * unroll
         cells = [self.alloca(kind) for _ in range(unroll)]

@@ -30,6 +30,8 @@ from tilewright.tile.ir import (
 
 
 class Control(Roots):
+    instances: ir.Value  # of the whole launch, as a double
+
     def block(self, block: Block) -> None:
         """The code of a block's nodes; the emitter's."""
         raise NotImplementedError
@@ -169,6 +171,8 @@ class Control(Roots):
         cells = self._carried(node, params)
         counter = self.alloca(I64)
         builder.store(lower, counter)
+        double = ir.DoubleType()
+        trips = builder.fdiv(builder.sitofp(builder.sub(upper, lower), double), builder.sitofp(step, double))
         head, body, after = (builder.append_basic_block(name) for name in ("for", "body", "end"))
         builder.branch(head)
         builder.position_at_end(head)
@@ -182,7 +186,9 @@ class Control(Roots):
         for cell, param in zip(cells, params, strict=True):
             self._get(cell, param)
         self.pending = {}
+        self.trips.append(trips)
         self.block(node.body)
+        self.trips.pop()
         self._put(cells, node.body.yields)
         builder.store(builder.add(now, step), counter)
         builder.branch(head)

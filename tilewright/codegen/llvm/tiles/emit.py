@@ -17,6 +17,7 @@ iterations: tensors that are known not to overlap, or one and the same pointer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -61,6 +62,8 @@ def emit_tile_program(program: TileProgram, facts: Facts, machine: CpuMachine, s
 
 
 class _Emitter(Control):
+    streams = False  # whether some code stores non-temporally
+
     def emit(self, symbol: str) -> None:
         function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [PTR, I64, I64]), symbol)
         function.attributes.add("nounwind")
@@ -74,6 +77,7 @@ class _Emitter(Control):
             return builder.load(at, typ=kind)
 
         sizes = [slot(axis, I64) for axis in range(3)]
+        self.instances = builder.sitofp(builder.mul(builder.mul(*sizes[:2]), sizes[2]), ir.DoubleType())
         for number, param in enumerate(self.program.params):
             kind = tile_type(param)
             if kind.is_pointer or kind.dtype is not DType.BOOL:
@@ -92,6 +96,8 @@ class _Emitter(Control):
             narrow = [[builder.trunc(each, I32) for each in group] for group in (ids, sizes)]
             self.grid = (narrow[0], narrow[1])
             self.block(self.program.body)
+        if self.streams:
+            builder.fence("seq_cst")  # non-temporal stores are visible before anyone hears of the end
         builder.ret_void()
         ir.IRBuilder(self.entry).branch(start)
 
@@ -180,14 +186,43 @@ class _Emitter(Control):
         self.done.add(op)
         roots = [each for each in op.operands if isinstance(each.type, TileType)]
         evaluated = self.begin(roots, shape)
-        with self.over(shape, self.unrolled(evaluated)) as locations:
+        unroll = self.unrolled(evaluated)
+
+        def stored(streamed: bool) -> None:
+            with self.over(shape, unroll) as locations:
+                self.memo = {}
+                chunks = [self.at(value, location) for location in locations]
+                for location, chunk in zip(locations, chunks, strict=True):
+                    self.kept(location)
+                    self.store(op, location, chunk, streamed=streamed)
             self.memo = {}
-            chunks = [self.at(value, location) for location in locations]
-            for location, chunk in zip(locations, chunks, strict=True):
-                self.kept(location)
-                self.store(op, location, chunk)
-        self.memo = {}
+
+        if unroll > 1 and self._may_stream(tile_type(value), shape):
+            self.streams = True
+            with self.builder.if_else(self._streams(value, shape)) as (then, other):
+                with then:
+                    stored(True)
+                with other:
+                    stored(False)
+        else:
+            stored(False)
         self.finish(evaluated)
+
+    def _may_stream(self, kind: TileType, shape: tuple[int, ...]) -> bool:
+        """Vectors of whole cache lines, of cheap expressions: others have more to do than memory."""
+        lanes = min(shape[-1], self.lanes)
+        return kind.dtype in (DType.F32, DType.F64) and lanes * kind.dtype.bytes >= self.machine.vector_bytes
+
+    def _streams(self, value: Value, shape: tuple[int, ...]) -> ir.Value:
+        """Whether all instances together store more than the last-level cache holds: as many tiles as the loops around
+        have iterations, for each instance."""
+        builder, double = self.builder, ir.DoubleType()
+        count = self.instances
+        for trips in self.trips:
+            count = builder.fmul(count, trips)
+        size = tile_type(value).dtype.bytes * math.prod(shape)
+        total = builder.fmul(count, ir.Constant(double, float(size)))
+        return builder.fcmp_ordered(">", total, ir.Constant(double, float(self.machine.caches.last)))
 
     def _atomic(self, op: Op, shape: tuple[int, ...]) -> None:
         """Element by element."""

@@ -39,6 +39,7 @@ from tilewright.tile.ir import Op, Pointer, Value
 
 _SPACED = (DType.I32, DType.I64)
 ALIGNED = 64
+_IN_REGISTERS = 8  # vectors of a tile with one axis: its code has no loop
 
 
 class Expressions:
@@ -53,7 +54,9 @@ class Expressions:
         self.memo: dict[Any, Chunk] = {}
         self.lanes = machine.lanes(DType.F32)
         self.stack = 0
-        self.math = vector_math.MathContext(has_fma=machine.has_fma)
+        self.math = vector_math.MathContext(
+            has_fma=machine.has_fma, has_scaling="avx512dq" in machine.features
+        )
 
     # -- pieces of code ----------------------------------------------------------------------------------------------
 
@@ -104,12 +107,19 @@ class Expressions:
             yield [Location(())]
             return
         lanes = min(shape[-1], self.lanes)
+        unroll = self.whole(shape) or unroll
         while unroll > 1 and shape[-1] % (lanes * unroll):
             unroll //= 2
         with self._nest(list(shape[:-1])) as outer, self.loop(shape[-1], lanes * unroll) as inner:
             starts = [self.plus(inner, n * lanes) for n in range(unroll)]
             axis = len(shape) - 1 if lanes > 1 else -1
             yield [Location((*outer, start), axis, lanes) for start in starts]
+
+    def whole(self, shape: Sequence[int]) -> int:
+        """How many vectors a tile has that is so small that it stays in registers; 0 of larger ones."""
+        lanes = min(shape[-1], self.lanes)
+        count = int(np.prod(shape)) // lanes
+        return count if len(shape) == 1 and lanes > 1 and count <= _IN_REGISTERS else 0
 
     @contextmanager
     def _nest(self, shape: list[int]) -> Iterator[list[ir.Value]]:
@@ -256,9 +266,27 @@ class Expressions:
             if isinstance(wide.type, ir.VectorType):
                 size = ir.Constant(wide.type, [attrs["bytes"]] * lanes)
             made = builder.add(values[0], builder.mul(wide, size))
+        elif name == "div" and lanes > 1 and not uniform and chunks[1].uniform:
+            made = self._divided(values[0], chunks[1].value, types[0].dtype)
         else:
             made = self.scalar(name, types[0].dtype, *values)
         return Chunk(made, lanes)
+
+    def _divided(self, vector: ir.Value, by: ir.Value, dtype: DType) -> ir.Value:
+        """A vector divided by one number: times its reciprocal, which is computed once, to two units in the last place.
+        Very large and very small divisors are brought to the middle of the range first, and the quotient after."""
+        builder, lanes = self.builder, vector.type.count
+        if dtype.is_half:
+            return self.scalar("div", dtype, vector, self.spread(Chunk(by, lanes), lanes))
+        size = self.scalar("abs", dtype, by)
+        far = 2.0 ** (64 if dtype is DType.F32 else 512)
+        factor = self.constant(1.0, dtype)
+        for kind, bound, number in ((">", far, 1 / far), ("<", 1 / far, far)):
+            reaches = builder.fcmp_ordered(kind, size, self.constant(bound, dtype))
+            factor = builder.select(reaches, self.constant(number, dtype), factor)
+        reciprocal = builder.fdiv(self.constant(1.0, dtype), builder.fmul(by, factor))
+        one, two = (self.spread(Chunk(each, lanes), lanes) for each in (reciprocal, factor))
+        return builder.fmul(builder.fmul(vector, one), two)
 
     def _spaced(self, op: Op, chunks: list[Chunk], lanes: int) -> Chunk | None:
         """Integers that stay equally spaced."""
@@ -450,8 +478,8 @@ class Expressions:
         short = {"float": "f32", "double": "f64", "half": "f16"}.get(str(kind), str(kind))
         return f"v{lanes}{short}"
 
-    def store(self, op: Op, location: Location, chunk: Chunk) -> None:
-        """One chunk of a store to the program's memory."""
+    def store(self, op: Op, location: Location, chunk: Chunk, *, streamed: bool = False) -> None:
+        """One chunk of a store to the program's memory; `streamed`: non-temporal where it is a whole aligned vector."""
         dtype, lanes, builder = tile_type(op.operands[1]).dtype, location.lanes, self.builder
         address, mask = self.address(op, location)
         kind = memory_type(dtype)
@@ -470,12 +498,30 @@ class Expressions:
         short = self._suffix(kind, lanes)
         if address.step == dtype.bytes:
             pointer = builder.inttoptr(address.value, PTR)
-            if mask is None:
-                builder.store(raw, pointer, align=dtype.bytes)
-            else:
-                self.intrinsic(
-                    f"llvm.masked.store.{short}.p0", ir.VoidType(), raw, pointer, I32(dtype.bytes), masks
+
+            def stored() -> None:
+                if mask is None:
+                    builder.store(raw, pointer, align=dtype.bytes)
+                else:
+                    name = f"llvm.masked.store.{short}.p0"
+                    self.intrinsic(name, ir.VoidType(), raw, pointer, I32(dtype.bytes), masks)
+
+            if not streamed:
+                stored()
+                return
+            size = lanes * dtype.bytes
+            fits = builder.icmp_unsigned("==", builder.and_(address.value, I64(size - 1)), I64(0))
+            if mask is not None:
+                bits = ir.IntType(lanes)
+                fits = builder.and_(
+                    fits, builder.icmp_unsigned("==", builder.bitcast(masks, bits), ir.Constant(bits, -1))
                 )
+            with builder.if_else(fits, likely=True) as (then, other):
+                with then:
+                    written = builder.store(raw, pointer, align=size)
+                    written.set_metadata("nontemporal", self.module.add_metadata([I32(1)]))
+                with other:
+                    stored()
             return
         pointers = builder.inttoptr(self.spread(address, lanes), ir.VectorType(PTR, lanes))
         name = f"llvm.masked.scatter.{short}.v{lanes}p0"

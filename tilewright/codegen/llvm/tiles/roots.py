@@ -61,6 +61,7 @@ class Roots(Along):
         self.keeping: dict[Value, Buffer] = {}
         self.pending: dict[Value, None] = {}  # lazy tiles that cost something, in order
         self.origins: dict[Value, Value | None] = {}
+        self.trips: list[ir.Value] = []  # of the loops around, about, as doubles
 
     def _find_users(self, block: Block) -> None:
         for node in block.nodes:
@@ -219,9 +220,13 @@ class Roots(Along):
         self.keeping = {
             value: self.buffer(tile_type(value).element, shape)
             for value in inside
-            if tile_type(value).shape == shape and not self._cheap(self.env[value].op) and needed(value)
+            if tile_type(value).shape == shape and self._worth_keeping(self.env[value].op) and needed(value)
         }
         return [value for value in inside if value in self.keeping or not needed(value)]
+
+    def _worth_keeping(self, op: Op) -> bool:
+        """Not what memory still has as vectors: it is loaded again, unless a store comes between."""
+        return not self._cheap(op) and not self._contiguous(op)
 
     def _needs(self, user: Any, members: set[Value], needed: Any) -> bool:
         if user in self.done:

@@ -179,7 +179,7 @@ class _Maker:
         return self.b.emit("dot", value, right, precision="ieee"), made.astype(into)
 
     def loop(self) -> Any:
-        """acc = acc + x, some times."""
+        """acc = acc + (x ^ x + x), some times: what is added is the same in all iterations."""
         found = self.pick(lambda kind: kind.dtype in (DType.I32, DType.I16, DType.U8))
         if found is None:
             return None
@@ -188,7 +188,8 @@ class _Maker:
         bounds = [self.b.constant(number) for number in (0, times, 1)]
         index, acc, result = Value(TileType(DType.I32)), Value(value.type), Value(value.type)
         with self.b.inside() as nodes:
-            total = self.b.emit("add", acc, value)
+            added = self.b.emit("add", self.b.emit("xor", value, value), value)
+            total = self.b.emit("add", acc, added)
         self.b.nodes.append(For(*bounds, (value,), Block((index, acc), tuple(nodes), (total,)), (result,)))
         wanted = array
         for _ in range(times):

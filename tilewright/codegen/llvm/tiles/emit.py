@@ -48,6 +48,7 @@ from tilewright.tile.ir import (
     While,
     walk,
 )
+from tilewright.tile.passes.standard import simplified
 
 _VIEWS = ("broadcast", "expand_dims", "trans", "arange")
 _CHEAP = ("add", "sub", "mul", "eq", "ne", "lt", "le", "and", "or", "not", "cast", "addptr")
@@ -57,7 +58,7 @@ _ALONG = ("reduce", "cumsum", "sort", "dot", "reshape", "join")
 def emit_tile_program(program: TileProgram, facts: Facts, machine: CpuMachine, symbol: str) -> ir.Module:
     module = ir.Module(name=symbol)
     module.triple = machine.triple
-    _Emitter(module, machine, program, facts).emit(symbol)
+    _Emitter(module, machine, simplified(program), facts).emit(symbol)
     return module
 
 

@@ -21,6 +21,7 @@ from tilewright.hw import CpuMachine, host
 from tilewright.runtime import native, threads
 from tilewright.runtime.loader import load_objects, object_digest
 from tilewright.support.fingerprint import fingerprint
+from tilewright.tile import passes
 from tilewright.tile.executors import Facts, Launchable, Options
 from tilewright.tile.ir import TileProgram, TileType, Value
 
@@ -28,7 +29,7 @@ from tilewright.tile.ir import TileProgram, TileType, Value
 @lru_cache(maxsize=1)
 def _generator_version() -> str:
     digest = hashlib.sha256()
-    for room in (Path(__file__).parent.parent, Path(te.__file__).parent):
+    for room in (Path(__file__).parent.parent, Path(te.__file__).parent, Path(passes.__file__).parent):
         for path in sorted(room.rglob("*.py")):
             digest.update(path.read_bytes())
     return f"{digest.hexdigest()} {toolchain.version()}"

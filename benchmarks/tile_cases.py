@@ -93,7 +93,6 @@ SPACES: dict[str, dict[str, tuple[int, ...]]] = {
         "BLOCK": (256, 512, 1024, 2048, 4096, 8192), "num_warps": (2, 4, 8, 16), "num_stages": (1, 2, 3),
     },
 }  # fmt: skip
-# What was measured to be good on two cores with AVX-512; `tile_kernels.py --search` tries the whole space.
 CPU_SPACES: dict[str, dict[str, tuple[int, ...]]] = {
     "add_row": {"BM": (1, 2, 4, 8, 16, 32, 64), "BN": (64, 128, 256, 512, 1024, 2048, 4096)},
     "softmax": {"BLOCK": (0,)},
@@ -106,16 +105,17 @@ CPU_SPACES: dict[str, dict[str, tuple[int, ...]]] = {
     "grouped_matmul": _CPU_GEMM,
     "cross_entropy": {"BLOCK": (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)},
 }
+# What was good on cores with AVX-512; `tile_kernels.py --search` times the whole space.
 CPU: dict[str, Config] = {
-    "add_row": {"BM": 4, "BN": 1024},
+    "add_row": {"BM": 4, "BN": 4096},
     "softmax": {"BLOCK": 0},
     "layer_norm": {"BLOCK": 128},
-    "matmul_gelu": {"BM": 128, "BN": 256, "BK": 128},
-    "batched_matmul": {"BM": 64, "BN": 64, "BK": 64},
-    "attention": {"BM": 64, "BN": 64},
-    "conv2d": {"BP": 64, "BO": 64, "BC": 64},
-    "dequant_matmul": {"BM": 64, "BN": 64, "BK": 128},
-    "grouped_matmul": {"BM": 128, "BN": 256, "BK": 128},
+    "matmul_gelu": {"BM": 128, "BN": 64, "BK": 256},
+    "batched_matmul": {"BM": 128, "BN": 64, "BK": 64},
+    "attention": {"BM": 128, "BN": 64},
+    "conv2d": {"BP": 64, "BO": 64, "BC": 32},
+    "dequant_matmul": {"BM": 64, "BN": 128, "BK": 128},
+    "grouped_matmul": {"BM": 64, "BN": 128, "BK": 128},
     "cross_entropy": {"BLOCK": 128},
 }
 
@@ -225,7 +225,8 @@ class TileCase:
         s = dict(self.shape)
         c = {name: value for name, value in config.items() if not name.startswith("num_")}
         given: list[Any] = list(tensors.values())
-        if self.kernel == "add_row":
+        if self.kernel == "add_row":  # no block is wider than the power of two that holds a row
+            c["BN"] = min(c["BN"], 1 << max(s["columns"] - 1, 0).bit_length())
             grid: tuple[int, ...] = blocks(s["rows"], c["BM"]), blocks(s["columns"], c["BN"])
             return grid, [*given, s["rows"], s["columns"]], c
         if self.kernel == "softmax":  # its block is the power of two that holds a row, shifted by the knob

@@ -40,16 +40,9 @@ class Along(Expressions):
         combine = "add" if kind == "sum" else kind
         if axis != len(shape) - 1:
             kept = shape[:axis] + shape[axis + 1 :]
-            with self.over(kept) as (location,):
-
-                def across(step: ir.Value) -> Location:
-                    index = (*location.index[:axis], step, *location.index[axis:])
-                    lane = location.axis + (location.axis >= axis) if location.axis >= 0 else -1
-                    return Location(index, lane, location.lanes)
-
-                total = self._reduced(value, shape[axis], 1, unroll, combine, wide, across, location.lanes)
-                assert result is not None
-                self.write(result, location, Chunk(self.convert(total, wide, into), location.lanes))
+            with self.over(kept) as locations:
+                for location in locations:
+                    self._reduce_at(location, value, axis, unroll, combine, wide, into, result)
             return None
         lanes = min(shape[-1], self.lanes)
         with self._nest(list(shape[:-1])) as outer:
@@ -63,6 +56,29 @@ class Along(Expressions):
                 return done
             self.write(result, Location(tuple(outer)), Chunk(done, 1))
         return None
+
+    def _reduce_at(
+        self,
+        location: Location,
+        value: Value,
+        axis: int,
+        unroll: int,
+        combine: str,
+        wide: DType,
+        into: DType,
+        result: Buffer | None,
+    ) -> None:
+        """The elements of the result at one location, which lie along another axis than what is reduced."""
+
+        def across(step: ir.Value) -> Location:
+            index = (*location.index[:axis], step, *location.index[axis:])
+            lane = location.axis + (location.axis >= axis) if location.axis >= 0 else -1
+            return Location(index, lane, location.lanes)
+
+        extent = tile_type(value).shape[axis]
+        total = self._reduced(value, extent, 1, unroll, combine, wide, across, location.lanes)
+        assert result is not None
+        self.write(result, location, Chunk(self.convert(total, wide, into), location.lanes))
 
     def _reduced(
         self,

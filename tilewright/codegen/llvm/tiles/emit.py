@@ -340,7 +340,7 @@ class _Emitter(Control):
         """An operand of dot, dense and in the type of its sums."""
         kind = tile_type(value)
         known = self.env[value]
-        if isinstance(known, Lazy) and self.turns(known.op):
+        if isinstance(known, Lazy) and self.transposes(known.op):
             self.materialise(value)
         rounds = precision == "tf32" and kind.dtype is DType.F32
         if kind.dtype is into and not rounds:

@@ -105,7 +105,7 @@ class Roots(Along):
             seen.add((value, repeated, lanes))
             op = known.op
             again = repeated and not self._cheap(op) and not (lanes and self._contiguous(op))
-            if again or (not repeated and self.turns(op)):
+            if again or (not repeated and self.transposes(op)):
                 self.materialise(value)
                 continue
             under = repeated or op.name in ("broadcast", "trans")
@@ -158,7 +158,7 @@ class Roots(Along):
             return one - two if op.name == "sub" else one + two
         return None
 
-    def turns(self, op: Op) -> bool:
+    def transposes(self, op: Op) -> bool:
         """A transpose of the last two axes in squares of vectors."""
         if op.name != "trans":
             return False
@@ -172,7 +172,7 @@ class Roots(Along):
             return False
         return element.bytes in (2, 4) and self.lanes > 1 and min(shape[-2:]) >= self.lanes
 
-    def _turned(self, value: Value, target: Buffer) -> None:
+    def _transpose(self, value: Value, target: Buffer) -> None:
         """Puts a transpose into a buffer, a square of vectors at a time."""
         (source,) = self.env[value].op.operands
         *outer, rows, columns = target.shape
@@ -251,9 +251,9 @@ class Roots(Along):
         if isinstance(known, Buffer) and into is None:
             return known
         kind = tile_type(value)
-        if isinstance(known, Lazy) and self.turns(known.op):
+        if isinstance(known, Lazy) and self.transposes(known.op):
             target = into or self.buffer(kind.element, kind.shape)
-            self._turned(value, target)
+            self._transpose(value, target)
             self.done.add(known.op)
             if into is None:
                 self.env[value] = target

@@ -1,0 +1,159 @@
+"""What the generator of tile kernels does for speed gives the results that the slow way gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilewright
+import tilewright.tile as tl
+from tilewright.hw import host
+
+
+@tilewright.kernel
+def exponential(x, out, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.exp(tl.load(x + at)))
+
+
+def test_exp_gives_the_same_bits_in_vectors_and_alone() -> None:
+    special = [
+        0.0,
+        -0.0,
+        np.inf,
+        -np.inf,
+        np.nan,
+        88.7,
+        88.73,
+        89.5,
+        -87.3,
+        -87.4,
+        -100.0,
+        -103.9,
+        -104.0,
+        1e30,
+        -1e30,
+    ]
+    rng = np.random.default_rng(0)
+    values = np.concatenate([special, rng.uniform(-104, 89, 2000), rng.normal(0, 1e-3, 33)]).astype(
+        np.float32
+    )
+    x = values[: len(values) // 64 * 64]
+    wide, alone = np.empty_like(x), np.empty_like(x)
+    exponential[len(x) // 64](x, wide, BLOCK=64)
+    exponential[len(x)](x, alone, BLOCK=1)
+    np.testing.assert_array_equal(wide.view(np.int32)[~np.isnan(x)], alone.view(np.int32)[~np.isnan(x)])
+    assert np.isnan(wide[np.isnan(x)]).all()
+    wanted = np.exp(x.astype(np.float64))
+    normal = (wanted > 2.0**-126) & (wanted < 3e38)
+    assert np.max(np.abs(wide[normal] / wanted[normal] - 1)) < 2**-23
+
+
+@tilewright.kernel
+def divided(x, y, out, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at) / tl.load(y))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_division_by_one_number_holds_over_the_whole_range(dtype: Any) -> None:
+    info = np.finfo(dtype)
+    rng = np.random.default_rng(0)
+    powers = np.concatenate([[0.0, -0.0, np.inf, -np.inf, np.nan, info.max, info.tiny, info.tiny / 4, 1.0, 3.0],
+                             2.0 ** rng.uniform(np.log2(info.tiny), np.log2(info.max), 54)]).astype(dtype)  # fmt: skip
+    for by in powers:
+        out = np.empty_like(powers)
+        divided[1](powers, np.array([by], dtype), out, BLOCK=64)
+        with np.errstate(all="ignore"):
+            wanted = powers / by
+        normal = np.isfinite(wanted) & (np.abs(wanted) >= info.tiny)
+        np.testing.assert_allclose(out[normal], wanted[normal], rtol=2 * info.eps)
+        np.testing.assert_allclose(out[~normal], wanted[~normal], rtol=0, atol=4 * info.smallest_subnormal)
+
+
+@tilewright.kernel
+def transposed_dot(x, y, out, D: tl.constexpr, N: tl.constexpr):
+    d, n = tl.arange(0, D), tl.arange(0, N)
+    left = tl.load(x + n[:, None] * D + d[None, :])
+    right = tl.load(y + n[:, None] * D + d[None, :])
+    tl.store(out + n[:, None] * N + n[None, :], tl.dot(left, tl.trans(right)))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize(("n", "d"), [(16, 16), (64, 16), (16, 64), (32, 128), (4, 8)])
+def test_transposes_of_every_shape(dtype: Any, n: int, d: int) -> None:
+    rng = np.random.default_rng(n)
+    x, y = (rng.integers(-4, 5, (n, d)).astype(dtype) for _ in range(2))
+    out = np.empty((n, n), np.float64 if dtype is np.float64 else np.float32)
+    transposed_dot[1](x, y, out, D=d, N=n)
+    np.testing.assert_array_equal(out, x.astype(np.float64) @ y.T.astype(np.float64))
+
+
+@tilewright.kernel
+def reduced(x, out, M: tl.constexpr, N: tl.constexpr, AXIS: tl.constexpr, KIND: tl.constexpr):
+    value = tl.load(x + tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :])
+    if KIND == "sum":
+        found = tl.sum(value, axis=AXIS)
+    elif KIND == "max":
+        found = tl.max(value, axis=AXIS)
+    else:
+        found = tl.min(value, axis=AXIS)
+    tl.store(out + tl.arange(0, N if AXIS == 0 else M), found)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.int8, np.uint8, np.int64])
+@pytest.mark.parametrize("kind", ["sum", "max", "min"])
+def test_reductions_with_several_accumulators(dtype: Any, kind: str) -> None:
+    rng = np.random.default_rng(0)
+    for (m, n), axis in [((4, 512), 1), ((512, 4), 0), ((2, 16), 1), ((16, 64), 0), ((1, 2), 1)]:
+        x = rng.integers(-100 if np.dtype(dtype).kind != "u" else 0, 100, (m, n)).astype(dtype)
+        if kind != "sum":
+            x = np.where(x < 0, x, x + np.asarray(20, dtype)).astype(dtype)
+        into = np.int32 if kind == "sum" and np.dtype(dtype).itemsize < 4 else dtype
+        out = np.empty(n if axis == 0 else m, into)
+        reduced[1](x, out, M=m, N=n, AXIS=axis, KIND=kind)
+        np.testing.assert_array_equal(out, getattr(np, kind)(x.astype(into), axis=axis))
+    if np.dtype(dtype).kind == "f":
+        x[0, 1] = np.nan
+        reduced[1](x, out, M=m, N=n, AXIS=axis, KIND=kind)
+        assert np.isnan(out[0])
+
+
+@tilewright.kernel
+def doubled(x, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, mask=at < n) * 2.0, mask=at < n)
+
+
+def test_large_results_are_stored_non_temporally_and_small_ones_are_not() -> None:
+    count = host().caches.last // 4 + 1000
+    x = np.arange(count, dtype=np.float32)
+    for shift in (0, 1):  # the second is not aligned to vectors
+        memory = np.zeros(count + 1, np.float32)
+        out = memory[shift : shift + count]
+        doubled[-(-count // 1024)](x, out, count - 3, BLOCK=1024)
+        np.testing.assert_array_equal(out[:-3], x[:-3] * 2)
+        np.testing.assert_array_equal(out[-3:], 0)
+    if "avx" in host().features or "avx512f" in host().features:
+        assert "movnt" in doubled.compiled(x, memory, count, BLOCK=1024)
+
+
+@tilewright.kernel
+def reads_what_it_writes(x, out, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    before = tl.load(x + at)
+    top = tl.max(before, axis=0)
+    tl.store(out + at, before - top)
+    tl.store(out + at + n, before * 2.0)  # what was loaded, not what is there now
+
+
+def test_a_load_is_not_repeated_behind_a_store_that_may_change_it() -> None:
+    x = np.arange(256, dtype=np.float32)
+    memory = np.concatenate([x, x])
+    reads_what_it_writes[1](memory, memory, 256, BLOCK=256)
+    np.testing.assert_array_equal(memory, np.concatenate([x - 255, x * 2]))
+    out = np.empty(512, np.float32)
+    reads_what_it_writes[1](x, out, 256, BLOCK=256)
+    np.testing.assert_array_equal(out, memory)

@@ -21,12 +21,12 @@ Semantics
   round once at the end, and add bools and integers under 32 bits in i32, their result. `dot` adds products of f16, bf16
   and f32 in f32, of f64 in f64, of i8 and u8 in i32, and that is its type; with input_precision="tf32" f32 operands
   lose 13 bits first. The order of additions within one `sum`, `cumsum` or `dot` is not specified.
-- **Memory.** `load`, `store` and `atomic_add` work on pointers, tiles of pointers and (not atomics) block pointers.
+- **Memory.** `load`, `store` and atomics work on pointers, tiles of pointers and (not atomics) block pointers.
   Where a mask is false nothing is touched. A masked element of a load is `other`, or an undefined value. An access to
   what is no element of a tensor argument is undefined, also if its value is not used. If two elements of one store have
   one address, which of them stays is undefined.
 - **Order.** Effects of one instance happen in the order of the program. Nothing is said about the order between
-  instances. `atomic_add` is indivisible for each element, also against instances, and orders nothing else.
+  instances. An atomic operation is indivisible for each element, also against instances, and orders nothing else.
 - **Races.** If two instances access one element, one of them writes, and not both are atomic, the launch is undefined.
 
 Debug mode reports accesses out of bounds, reads of unwritten elements and
@@ -49,9 +49,17 @@ from tilewright.tile.frontend.language import (
     argmax,
     argmin,
     atomic_add,
+    atomic_and,
+    atomic_cas,
+    atomic_max,
+    atomic_min,
+    atomic_or,
+    atomic_xchg,
+    atomic_xor,
     broadcast,
     broadcast_to,
     cast,
+    cat,
     cdiv,
     constexpr,
     cumsum,
@@ -59,6 +67,7 @@ from tilewright.tile.frontend.language import (
     device_print,
     dot,
     expand_dims,
+    flip,
     full,
     join,
     load,
@@ -73,6 +82,7 @@ from tilewright.tile.frontend.language import (
     reshape,
     sigmoid,
     sort,
+    split,
     static_assert,
     static_print,
     static_range,
@@ -98,10 +108,18 @@ __all__ = [
     "argmax",
     "argmin",
     "atomic_add",
+    "atomic_and",
+    "atomic_cas",
+    "atomic_max",
+    "atomic_min",
+    "atomic_or",
+    "atomic_xchg",
+    "atomic_xor",
     "bfloat16",
     "broadcast",
     "broadcast_to",
     "cast",
+    "cat",
     "cdiv",
     "constexpr",
     "cumsum",
@@ -109,6 +127,7 @@ __all__ = [
     "device_print",
     "dot",
     "expand_dims",
+    "flip",
     "float16",
     "float32",
     "float64",
@@ -134,6 +153,7 @@ __all__ = [
     "reshape",
     "sigmoid",
     "sort",
+    "split",
     "static_assert",
     "static_print",
     "static_range",

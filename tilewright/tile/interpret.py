@@ -75,8 +75,15 @@ class _Instance:
     def store(self, addresses: np.ndarray, values: np.ndarray, mask: np.ndarray | None) -> None:
         self.memory.store(addresses, values, mask)
 
-    def atomic_add(self, addresses: np.ndarray, values: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
-        return self.memory.atomic_add(addresses, values, mask)
+    def atomic(
+        self,
+        kind: str,
+        addresses: np.ndarray,
+        values: np.ndarray,
+        mask: np.ndarray | None,
+        expected: Any = None,
+    ) -> np.ndarray:
+        return self.memory.atomic(kind, addresses, values, mask, expected)
 
     def print(self, text: str) -> None:
         print(f"{self.index} {text}")

@@ -24,6 +24,7 @@ from tilewright.errors import (
     UnwrittenReadError,
 )
 from tilewright.support.source import SourceLocation
+from tilewright.tile.atomics import COMBINE
 
 _ROOM = 44  # bits of an offset
 _ORIGIN = 1 << (_ROOM - 1)  # offset 0 is in the middle: offsets may be negative
@@ -154,15 +155,23 @@ class Memory:
                 self._write(allocation, index, dtype)
             allocation.view(dtype)[index] = values[lanes]
 
-    def atomic_add(self, addresses: np.ndarray, values: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+    def atomic(
+        self,
+        kind: str,
+        addresses: np.ndarray,
+        values: np.ndarray,
+        mask: np.ndarray | None,
+        expected: Any = None,
+    ) -> np.ndarray:
         dtype = DType.of(values)
         result = np.full(addresses.shape, _nothing(dtype) if self.debug else 0, dtype.numpy)
         active = np.ones(addresses.shape, np.bool_) if mask is None else mask
-        for allocation, lanes, index in self._find(addresses, active, dtype, "atomic_add"):
+        for allocation, lanes, index in self._find(addresses, active, dtype, f"atomic_{kind}"):
             self._writable(allocation)
             if allocation.shadow is not None:
-                self._add(allocation, index, dtype)
-            result[lanes] = _add_each(allocation.view(dtype), index, values[lanes])
+                self._change(allocation, index, dtype, kind)
+            wanted = None if expected is None else expected[lanes]
+            result[lanes] = _each(kind, allocation.view(dtype), index, values[lanes], wanted)
         return result
 
     def _find(
@@ -286,13 +295,13 @@ class Memory:
         shadow.writer[0, at], shadow.writer[1, at] = self.current, self._site()
         shadow.written[at] = True
 
-    def _add(self, allocation: _Allocation, index: np.ndarray, dtype: DType) -> None:
+    def _change(self, allocation: _Allocation, index: np.ndarray, dtype: DType, kind: str) -> None:
         shadow = allocation.shadow
         assert shadow is not None
         at = self._touched(allocation, index, dtype)
         if not np.all(shadow.written[at]):
             raise self.failure(
-                UnwrittenReadError, f"atomic_add to {allocation.names}, where nothing has been written"
+                UnwrittenReadError, f"atomic_{kind} to {allocation.names}, where nothing has been written"
             )
         for record in (shadow.writer, shadow.reader, shadow.second):
             self._conflict(allocation, at, record, "adds to")
@@ -317,16 +326,17 @@ def _nothing(dtype: DType) -> float | int:
     return 1 if dtype is DType.BOOL else int(np.iinfo(dtype.numpy).max) - 41
 
 
-def _add_each(memory: np.ndarray, index: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Adds lane by lane where lanes share an element; what each lane found."""
+def _each(kind: str, memory: np.ndarray, index: np.ndarray, values: np.ndarray, expected: Any) -> np.ndarray:
+    """Combines lane by lane where lanes share an element; what each lane found."""
+    combine = COMBINE[kind]
     if np.ndim(index) and np.unique(index).size != np.size(index):
         before = np.empty_like(values)
         for lane, (at, value) in enumerate(zip(index, values, strict=True)):
             before[lane] = memory[at]
-            memory[at] += value
+            memory[at] = combine(memory[at], value, None if expected is None else expected[lane])
         return before
     before = np.array(memory[index])
-    memory[index] = before + values
+    memory[index] = combine(before, values, expected)
     return before
 
 

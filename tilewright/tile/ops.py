@@ -18,6 +18,7 @@ import numpy as np
 from tilewright.dtypes import DType
 from tilewright.errors import DeviceAssertionError, KernelShapeError, KernelTypeError
 from tilewright.te.scalars import SCALARS, Scalar
+from tilewright.tile import atomics as _atomics  # noqa: F401  (registers its operations)
 from tilewright.tile.ir import BlockPointerType, Pointer, TileType, Type
 from tilewright.tile.op import (
     BOOL,
@@ -221,6 +222,30 @@ def _join_rule(types: Sequence[TileType], attrs: Attrs) -> TileType:
 @op("join", "a b", _join_rule)
 def _join(machine: Machine, attrs: Attrs, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.stack([a, b], axis=-1)
+
+
+def _split_rule(types: Sequence[TileType], attrs: Attrs) -> TileType:
+    if not types[0].shape or types[0].shape[-1] != 2:
+        raise KernelShapeError(
+            f"split of {types[0]}, whose last axis has not two elements",
+            remedy="reshape it to (..., 2) first",
+        )
+    return types[0].shaped(types[0].shape[:-1])
+
+
+@op("split", "value", _split_rule)
+def _split(machine: Machine, attrs: Attrs, value: np.ndarray) -> np.ndarray:
+    return np.asarray(value[..., attrs["index"]])
+
+
+def _flip_rule(types: Sequence[TileType], attrs: Attrs) -> TileType:
+    check_axis(attrs["axis"], len(types[0].shape))
+    return types[0]
+
+
+@op("flip", "value", _flip_rule)
+def _flip(machine: Machine, attrs: Attrs, value: np.ndarray) -> np.ndarray:
+    return np.flip(value, attrs["axis"])
 
 
 def _select_rule(types: Sequence[TileType], attrs: Attrs) -> TileType:
@@ -441,7 +466,7 @@ def _atomic_rule(types: Sequence[Type], attrs: Attrs) -> TileType:
 
 @op("atomic_add", "pointer value mask?", _atomic_rule, Effect.WRITE)
 def _atomic_add(machine: Machine, attrs: Attrs, pointer: Any, value: Any, mask: Any = None) -> np.ndarray:
-    return machine.atomic_add(pointer, value, mask)
+    return machine.atomic("add", pointer, value, mask)
 
 
 # -- block pointers ---------------------------------------------------------------------------------------------------

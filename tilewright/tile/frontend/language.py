@@ -153,6 +153,33 @@ def join(b: Builder, a: Any, c: Any) -> Value:
     return b.emit("join", *b.numbers("join", a, c))
 
 
+@builtin
+def split(b: Builder, x: Any) -> tuple[Value, Value]:
+    """The two halves along the last axis, which has two elements: the inverse of `join`."""
+    value = b.value(x)
+    tile_type(value)
+    return b.emit("split", value, index=0), b.emit("split", value, index=1)
+
+
+@builtin
+def cat(b: Builder, a: Any, c: Any) -> Value:
+    """Both, one behind the other along the first axis; they have one shape."""
+    first, second = b.numbers("cat", a, c)
+    shape = tile_type(first).shape
+    if not shape:
+        raise KernelShapeError("cat of scalars", remedy="use tl.join, which makes an axis")
+    rank = len(shape)
+    front = b.emit("trans", b.emit("join", first, second), order=(rank, *range(rank)))
+    return b.emit("reshape", front, shape=(2 * shape[0], *shape[1:]))
+
+
+@builtin
+def flip(b: Builder, x: Any, axis: int = -1) -> Value:
+    """The elements in reverse order along an axis."""
+    value = b.value(x)
+    return b.emit("flip", value, axis=check_axis(b.constexpr(axis, "axis", int), len(tile_type(value).shape)))
+
+
 # -- elementwise ------------------------------------------------------------------------------------------------------
 
 
@@ -461,6 +488,34 @@ def atomic_add(b: Builder, pointer: Any, value: Any, mask: Any = None) -> Value:
     """Adds in memory, each element as one indivisible step, and gives the values from before; undefined where `mask` is
     false. Elements may have one address: all of them are added."""
     return b.emit("atomic_add", *_written(b, _pointers(b, pointer, "atomic_add", ()), value, mask))
+
+
+def _atomic(kind: str, what: str) -> Builtin:
+    def atomic(b: Builder, pointer: Any, value: Any, mask: Any = None) -> Value:
+        name = f"atomic_{kind}"
+        return b.emit(name, *_written(b, _pointers(b, pointer, name, ()), value, mask))
+
+    atomic.__doc__ = (
+        f"{what}, each element as one indivisible step, and gives the values from before, as `atomic_add`."
+    )
+    return Builtin(atomic, f"atomic_{kind}")
+
+
+atomic_max = _atomic("max", "Replaces an i32 or i64 in memory by the greater of it and the value")
+atomic_min = _atomic("min", "Replaces an i32 or i64 in memory by the smaller of it and the value")
+atomic_and = _atomic("and", "Replaces an i32 or i64 in memory by its bitwise and with the value")
+atomic_or = _atomic("or", "Replaces an i32 or i64 in memory by its bitwise or with the value")
+atomic_xor = _atomic("xor", "Replaces an i32 or i64 in memory by its bitwise exclusive or with the value")
+atomic_xchg = _atomic("xchg", "Replaces an i32, i64, f32 or f64 in memory by the value")
+
+
+@builtin
+def atomic_cas(b: Builder, pointer: Any, expected: Any, value: Any) -> Value:
+    """Where an i32 or i64 in memory is `expected`, replaces it by the value, as one indivisible step; gives the values
+    from before."""
+    pointers, given = _written(b, _pointers(b, pointer, "atomic_cas", ()), value, None)
+    wanted = b.broadcast(_converted(b, expected, tile_type(pointers).dtype), tile_type(pointers).shape)
+    return b.emit("atomic_cas", pointers, wanted, given)
 
 
 def _scalars(b: Builder, given: Any, what: str) -> list[Value]:

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tilewright.dtypes import DType
+from tilewright.tile.atomics import ATOMICS
 from tilewright.tile.executors import Facts
 from tilewright.tile.ir import (
     Block,
@@ -450,7 +451,7 @@ def _fold_sum(x: AxisInfo, summed: AxisInfo, y: AxisInfo) -> AxisInfo:
     return replace(summed, value=_small(x.value + y.value))
 
 
-_OPAQUE = ("load", "atomic_add", "bitcast")
+_OPAQUE = ("load", "bitcast", "cumsum", *ATOMICS)
 _SHAPES = {
     "broadcast": _Analysis._broadcast,
     "expand_dims": _Analysis._expand_dims,

@@ -36,6 +36,7 @@ from tilewright.codegen.llvm.tiles.values import (
 from tilewright.codegen.llvm.types import I1, I16, I32, I64, PTR
 from tilewright.dtypes import DType
 from tilewright.hw import CpuMachine
+from tilewright.tile.atomics import ATOMICS
 from tilewright.tile.executors import Facts
 from tilewright.tile.ir import (
     Block,
@@ -52,7 +53,7 @@ from tilewright.tile.passes.standard import simplified
 
 _VIEWS = ("broadcast", "expand_dims", "trans", "arange")
 _CHEAP = ("add", "sub", "mul", "eq", "ne", "lt", "le", "and", "or", "not", "cast", "addptr")
-_ALONG = ("reduce", "cumsum", "sort", "dot", "reshape", "join")
+_ALONG = ("reduce", "cumsum", "sort", "dot", "reshape", "join", "split", "flip")
 
 
 def emit_tile_program(program: TileProgram, facts: Facts, machine: CpuMachine, symbol: str) -> ir.Module:
@@ -125,7 +126,7 @@ class _Emitter(Control):
         if name in ("print", "assert"):
             self.done.add(op)  # assertions are checked in debug mode; programs that print are not compiled
             return
-        if name in ("store", "store_block", "atomic_add"):
+        if name in ("store", "store_block") or name in ATOMICS:
             self._write(op)
             return
         (result,) = op.results
@@ -175,7 +176,7 @@ class _Emitter(Control):
             elif same:
                 self.settle([v for v in self.pending if v is not load and load in self.expression([v])])
         shape = pointer.type.block if isinstance(pointer.type, BlockPointerType) else pointer.type.shape
-        if op.name == "atomic_add":
+        if op.name in ATOMICS:
             self._atomic(op, shape)
             self.done.add(op)
             return
@@ -228,7 +229,7 @@ class _Emitter(Control):
     def _atomic(self, op: Op, shape: tuple[int, ...]) -> None:
         """Element by element."""
         builder, (result,) = self.builder, op.results
-        dtype = tile_type(op.operands[1]).dtype
+        dtype, kind = tile_type(op.operands[1]).dtype, op.name.removeprefix("atomic_")
         self.prepare(op.operands, shape)
         target = self.buffer(dtype, shape) if shape else None
         cell = self.alloca(register_type(dtype))
@@ -236,15 +237,24 @@ class _Emitter(Control):
             self.memo = {}
             location = Location(tuple(index))
             address, mask = self.address(op, location)
-            value = self.at(op.operands[1], location).value
+            value = self.at(op.operands[2 if kind == "cas" else 1], location).value
             inside = I1(1) if mask is None else mask.value
             with builder.if_then(inside):
                 at = builder.inttoptr(address.value, PTR)
                 if dtype.is_half:
-                    builder.store(self._atomic_half(at, value, dtype), cell)
+                    found = self._atomic_half(at, value, dtype)
+                elif kind == "cas":
+                    expected = self.at(op.operands[1], location).value
+                    outcome = builder.cmpxchg(at, expected, value, "seq_cst", "seq_cst")
+                    found = builder.extract_value(outcome, 0)
+                elif kind == "xchg" and dtype.is_float:  # as its bits
+                    bits = ir.IntType(8 * dtype.bytes)
+                    old = builder.atomic_rmw("xchg", at, builder.bitcast(value, bits), "seq_cst")
+                    found = builder.bitcast(old, register_type(dtype))
                 else:
-                    name = "fadd" if dtype.is_float else "add"
-                    builder.store(builder.atomic_rmw(name, at, value, "seq_cst"), cell)
+                    name = "fadd" if kind == "add" and dtype.is_float else kind
+                    found = builder.atomic_rmw(name, at, value, "seq_cst")
+                builder.store(found, cell)
             if target is not None:
                 self.write(target, location, Chunk(builder.load(cell, typ=register_type(dtype)), 1))
         self.memo = {}
@@ -294,6 +304,9 @@ class _Emitter(Control):
             self.memo = {}
             self.env[result] = made
             return
+        if op.name in ("split", "flip"):
+            self._moved(op, result)
+            return
         if op.name == "dot":
             self._dot(op, result)
             return
@@ -320,6 +333,21 @@ class _Emitter(Control):
         self.memo = {}
         self.finish(evaluated)
         self.env[result] = found
+
+    def _moved(self, op: Op, result: Value) -> None:
+        """Elements at other indices of the operand, one by one."""
+        kind, attrs = tile_type(result), op.settings
+        whole = self.materialise(op.operands[0])
+        made = self.buffer(kind.element, kind.shape)
+        with self._nest(list(kind.shape)) as index:
+            source = (*index, I64(attrs.get("index", 0)))
+            if op.name == "flip":
+                axis = attrs["axis"] % len(kind.shape)
+                turn = self.builder.sub(I64(kind.shape[axis] - 1), index[axis])
+                source = (*index[:axis], turn, *index[axis + 1 :])
+            self.write(made, Location(tuple(index)), self.read(whole, Location(source)))
+        self.memo = {}
+        self.env[result] = made if kind.shape else self.read(made, Location(())).value
 
     def _dot(self, op: Op, result: Value) -> None:
         kind = tile_type(result)

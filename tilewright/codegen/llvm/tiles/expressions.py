@@ -35,6 +35,7 @@ from tilewright.errors import CodegenError
 from tilewright.hw import CpuMachine
 from tilewright.hw.memory import STACK_BYTES
 from tilewright.te.scalars import SCALARS
+from tilewright.tile.atomics import ATOMICS
 from tilewright.tile.ir import Op, Pointer, Value
 
 _SPACED = (DType.I32, DType.I64)
@@ -376,7 +377,9 @@ class Expressions:
 
     def address(self, op: Op, location: Location) -> tuple[Chunk, Chunk | None]:
         """Addresses of an access, and its mask."""
-        if op.name in ("load", "store", "atomic_add"):
+        if op.name == "atomic_cas":
+            return self.at(op.operands[0], location), None
+        if op.name in ("load", "store") or op.name in ATOMICS:
             at = 1 if op.name == "load" else 2
             mask = self.at(op.operands[at], location) if len(op.operands) > at else None
             return self.at(op.operands[0], location), mask

@@ -43,12 +43,7 @@ from typing import Any
 
 from tilewright.dtypes import DType
 from tilewright.tile.frontend import language
-from tilewright.tile.frontend.language import (
-    advance,
-    arange,
-    argmax,
-    argmin,
-    atomic_add,
+from tilewright.tile.frontend.atomics import (
     atomic_and,
     atomic_cas,
     atomic_max,
@@ -56,6 +51,13 @@ from tilewright.tile.frontend.language import (
     atomic_or,
     atomic_xchg,
     atomic_xor,
+)
+from tilewright.tile.frontend.language import (
+    advance,
+    arange,
+    argmax,
+    argmin,
+    atomic_add,
     broadcast,
     broadcast_to,
     cast,

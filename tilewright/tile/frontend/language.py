@@ -408,7 +408,7 @@ def _axes(b: Builder, axes: Any) -> tuple[int, ...]:
     )
 
 
-def _pointers(b: Builder, pointer: Any, what: str, check: Any) -> Value:
+def pointers_of(b: Builder, pointer: Any, what: str, check: Any) -> Value:
     if not isinstance(pointer, Value) or not pointer_type(pointer.type):
         raise KernelTypeError(
             f"{what} takes a pointer, got {describe(pointer)}", remedy="pass a tensor parameter plus offsets"
@@ -438,7 +438,7 @@ def load(
         padding = b.constexpr(padding_option, "padding_option", str)
         check = _axes(b, boundary_check)
         return b.emit("load_block", pointer, check=check, padding=padding, type=pointer.type)
-    pointers = _pointers(b, pointer, "load", boundary_check)
+    pointers = pointers_of(b, pointer, "load", boundary_check)
     if mask is None:
         if other is not None:
             raise KernelTypeError("other without a mask", remedy="give the mask, or leave other out")
@@ -447,11 +447,11 @@ def load(
     kind = tile_type(pointers)
     operands = [pointers, given]
     if other is not None:
-        operands.append(b.broadcast(_converted(b, other, kind.dtype), kind.shape))
+        operands.append(b.broadcast(converted(b, other, kind.dtype), kind.shape))
     return b.emit("load", *operands, dtype=kind.dtype)
 
 
-def _converted(b: Builder, given: Any, dtype: DType) -> Any:
+def converted(b: Builder, given: Any, dtype: DType) -> Any:
     """A value to be stored: converted to the type in memory."""
     return cast.apply(b, (given, dtype), {})
 
@@ -463,14 +463,14 @@ def store(b: Builder, pointer: Any, value: Any, mask: Any = None, boundary_check
     if isinstance(pointer, Value) and isinstance(pointer.type, BlockPointerType):
         _no_mask(mask, None)
         block = pointer.type
-        given = b.broadcast(_converted(b, value, block.dtype), block.block)
+        given = b.broadcast(converted(b, value, block.dtype), block.block)
         b.effect("store_block", pointer, given, check=_axes(b, boundary_check), type=block)
         return
-    b.effect("store", *_written(b, _pointers(b, pointer, "store", boundary_check), value, mask))
+    b.effect("store", *written(b, pointers_of(b, pointer, "store", boundary_check), value, mask))
 
 
-def _written(b: Builder, pointers: Value, value: Any, mask: Any) -> list[Value]:
-    given = _converted(b, value, tile_type(pointers).dtype)
+def written(b: Builder, pointers: Value, value: Any, mask: Any) -> list[Value]:
+    given = converted(b, value, tile_type(pointers).dtype)
     if tile_type(given).shape and not tile_type(pointers).shape:
         raise KernelShapeError(
             f"a tile {given.type} stored through one pointer",
@@ -487,35 +487,7 @@ def _written(b: Builder, pointers: Value, value: Any, mask: Any) -> list[Value]:
 def atomic_add(b: Builder, pointer: Any, value: Any, mask: Any = None) -> Value:
     """Adds in memory, each element as one indivisible step, and gives the values from before; undefined where `mask` is
     false. Elements may have one address: all of them are added."""
-    return b.emit("atomic_add", *_written(b, _pointers(b, pointer, "atomic_add", ()), value, mask))
-
-
-def _atomic(kind: str, what: str) -> Builtin:
-    def atomic(b: Builder, pointer: Any, value: Any, mask: Any = None) -> Value:
-        name = f"atomic_{kind}"
-        return b.emit(name, *_written(b, _pointers(b, pointer, name, ()), value, mask))
-
-    atomic.__doc__ = (
-        f"{what}, each element as one indivisible step, and gives the values from before, as `atomic_add`."
-    )
-    return Builtin(atomic, f"atomic_{kind}")
-
-
-atomic_max = _atomic("max", "Replaces an i32 or i64 in memory by the greater of it and the value")
-atomic_min = _atomic("min", "Replaces an i32 or i64 in memory by the smaller of it and the value")
-atomic_and = _atomic("and", "Replaces an i32 or i64 in memory by its bitwise and with the value")
-atomic_or = _atomic("or", "Replaces an i32 or i64 in memory by its bitwise or with the value")
-atomic_xor = _atomic("xor", "Replaces an i32 or i64 in memory by its bitwise exclusive or with the value")
-atomic_xchg = _atomic("xchg", "Replaces an i32, i64, f32 or f64 in memory by the value")
-
-
-@builtin
-def atomic_cas(b: Builder, pointer: Any, expected: Any, value: Any) -> Value:
-    """Where an i32 or i64 in memory is `expected`, replaces it by the value, as one indivisible step; gives the values
-    from before."""
-    pointers, given = _written(b, _pointers(b, pointer, "atomic_cas", ()), value, None)
-    wanted = b.broadcast(_converted(b, expected, tile_type(pointers).dtype), tile_type(pointers).shape)
-    return b.emit("atomic_cas", pointers, wanted, given)
+    return b.emit("atomic_add", *written(b, pointers_of(b, pointer, "atomic_add", ()), value, mask))
 
 
 def _scalars(b: Builder, given: Any, what: str) -> list[Value]:

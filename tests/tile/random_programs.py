@@ -13,7 +13,7 @@ import numpy as np
 
 from tests.tile.generator import generate
 from tilewright.tile.executors import Facts, executor_for
-from tilewright.tile.kernel import _tensor
+from tilewright.tile.kernel import tensor_argument
 
 
 def check(seed: int) -> None:
@@ -22,7 +22,7 @@ def check(seed: int) -> None:
     assert executor is not None
     launchable = executor.compile(made.program, Facts(disjoint=bool(seed % 2)), {"threads": 1})
     assert launchable is not None
-    addresses = {name: _tensor(name, array).address for name, array in made.arrays.items()}
+    addresses = {name: tensor_argument(name, array).address for name, array in made.arrays.items()}
     launchable((1, 1, 1), [addresses[param.name] for param in made.program.params])
     for name, wanted in made.wanted.items():
         np.testing.assert_array_equal(made.arrays[name], wanted, err_msg=f"seed {seed}\n{made.program}")

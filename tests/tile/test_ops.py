@@ -73,9 +73,11 @@ def run(build: Any, *arrays: np.ndarray) -> np.ndarray:
     program = TileProgram("test", (*params, target), Block((), tuple(b.nodes), ()))
     verify_tile_program(program)
     assert str(program).startswith("kernel test(")
-    from tilewright.tile.kernel import _tensor
+    from tilewright.tile.kernel import tensor_argument
 
-    tensors = [_tensor(name, array) for name, array in zip([*names, "out"], [*arrays, out], strict=True)]
+    tensors = [
+        tensor_argument(name, array) for name, array in zip([*names, "out"], [*arrays, out], strict=True)
+    ]
     interpret(program, (1, 1, 1), tensors, {}, debug=True, unwritten=["out"])
     return out
 

@@ -9,7 +9,7 @@ from tests.tile.generator import generate
 from tests.tile.random_programs import check
 from tilewright.tile.interpret import interpret
 from tilewright.tile.ir import For, If, Op, walk
-from tilewright.tile.kernel import _tensor
+from tilewright.tile.kernel import tensor_argument
 from tilewright.tile.verify import verify_tile_program
 
 SEEDS = range(200)
@@ -22,7 +22,7 @@ def test_random_programs(first: int) -> None:
         verify_tile_program(made.program)
         text = str(made.program)
         assert "%undefined" not in text and text == str(generate(seed).program), seed
-        tensors = [_tensor(name, array) for name, array in made.arrays.items()]
+        tensors = [tensor_argument(name, array) for name, array in made.arrays.items()]
         interpret(made.program, (1, 1, 1), tensors, {}, debug=True, unwritten=list(made.wanted))
         for name, wanted in made.wanted.items():
             np.testing.assert_array_equal(made.arrays[name], wanted, err_msg=f"seed {seed}\n{text}")

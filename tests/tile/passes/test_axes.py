@@ -14,7 +14,7 @@ from tilewright.tile.executors import Facts
 from tilewright.tile.frontend.builder import Builder
 from tilewright.tile.interpret import _Instance
 from tilewright.tile.ir import Block, For, Op, Pointer, TileProgram, TileType, Value, walk
-from tilewright.tile.kernel import _tensor
+from tilewright.tile.kernel import tensor_argument
 from tilewright.tile.memory import Memory
 from tilewright.tile.ops import BlockAddress, pointer_to
 from tilewright.tile.passes.axes import AxisInfo, BlockInfo, analyse_axes, block_pointer_axes
@@ -26,7 +26,7 @@ def computed(
     program: TileProgram, arrays: dict[str, np.ndarray], scalars: dict[str, int]
 ) -> dict[Value, object]:
     """The last value of each value of a program, in the instance (3, 0, 0)."""
-    memory = Memory([_tensor(name, array) for name, array in arrays.items()], debug=False)
+    memory = Memory([tensor_argument(name, array) for name, array in arrays.items()], debug=False)
     memory.grid, memory.current = (8, 1, 1), 3
     values: dict[Value, object] = {}
     for param in program.params:

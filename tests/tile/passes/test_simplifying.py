@@ -14,7 +14,7 @@ from tests.tile.kernels import KERNELS, random
 from tilewright.errors import VerificationError
 from tilewright.tile.interpret import interpret
 from tilewright.tile.ir import Block, For, If, Op, TileProgram, walk
-from tilewright.tile.kernel import _tensor
+from tilewright.tile.kernel import tensor_argument
 from tilewright.tile.passes import run_passes
 from tilewright.tile.passes.common_subexpressions import common_subexpressions
 from tilewright.tile.passes.dead_code import dead_code
@@ -32,7 +32,7 @@ def test_random_programs_mean_the_same_after_a_pass(name: str) -> None:
         made = generate(seed)
         program = run_passes(made.program, [PASSES[name]])
         changed += program is not made.program
-        tensors = [_tensor(each, array) for each, array in made.arrays.items()]
+        tensors = [tensor_argument(each, array) for each, array in made.arrays.items()]
         interpret(program, (1, 1, 1), tensors, {}, debug=True, unwritten=list(made.wanted))
         for each, wanted in made.wanted.items():
             np.testing.assert_array_equal(made.arrays[each], wanted, err_msg=f"seed {seed}\n{program}")
@@ -72,7 +72,7 @@ def two_zeros(out):
 def test_zeros_of_both_signs_stay_two() -> None:
     out = np.empty(2, np.float32)
     program = simplified(two_zeros.program(out))
-    interpret(program, (1, 1, 1), [_tensor("out", out)], {})
+    interpret(program, (1, 1, 1), [tensor_argument("out", out)], {})
     assert not np.signbit(out[0]) and np.signbit(out[1])
 
 
@@ -128,7 +128,7 @@ def adds_zero(x, out):
 def test_adding_zero_to_a_float_stays() -> None:
     x, out = np.array([-0.0], np.float32), np.ones(1, np.float32)
     program = simplified(adds_zero.program(x, out))
-    interpret(program, (1, 1, 1), [_tensor("x", x), _tensor("out", out)], {})
+    interpret(program, (1, 1, 1), [tensor_argument("x", x), tensor_argument("out", out)], {})
     assert not np.signbit(out[0])
 
 
@@ -147,7 +147,7 @@ def test_a_branch_on_a_constant_is_decided() -> None:
     assert any(isinstance(node, If) for node in walk(before.body))
     assert not any(isinstance(node, If) for node in walk(after.body)) and "sub" not in names(after)
     out = np.empty(1, np.int32)
-    interpret(after, (1, 1, 1), [_tensor("out", out)], {"n": 4})
+    interpret(after, (1, 1, 1), [tensor_argument("out", out)], {"n": 4})
     assert out[0] == 5
 
 

@@ -19,6 +19,7 @@ from tilewright.dtypes import DType
 from tilewright.hw import CpuMachine, Machine
 from tilewright.hw.gpu import GpuMachine
 from tilewright.space.terms import Counted, GpuTerms, Terms
+from tilewright.tile.atomics import ATOMICS
 from tilewright.tile.ir import Block, BlockPointerType, For, If, Op, TileProgram, TileType, Value, While
 from tilewright.tile.ops import OPS
 
@@ -31,7 +32,7 @@ _FREE = {
     "constant", "arange", "broadcast", "expand_dims", "reshape", "bitcast", "make_block_ptr", "advance", "program_id",
     "num_programs",
 }  # fmt: skip
-_MEMORY = frozenset(["load", "store", "load_block", "store_block", "atomic_add"])
+_MEMORY = frozenset(["load", "store", "load_block", "store_block", *ATOMICS])
 _UNKNOWN_TRIPS = 1.0
 _WARPS, _STAGES = 4, 2  # of a launch on a GPU that says nothing else
 _ACCUMULATORS = 0.75  # of the vector registers, what a dot keeps its sums in
@@ -157,11 +158,11 @@ class _Counter:
 
     def _access(self, op: Op, times: float) -> None:
         stores = op.name.startswith("store")
-        moved = _bytes(op.operands[1]) if stores or op.name == "atomic_add" else _bytes(op.results[0])
+        moved = _bytes(op.operands[1]) if stores or op.name in ATOMICS else _bytes(op.results[0])
         self.counts.accesses += times
-        if op.name in ("load", "load_block", "atomic_add"):
+        if op.name in ("load", "load_block") or op.name in ATOMICS:
             self.counts.loaded += times * moved
-        if stores or op.name == "atomic_add":
+        if stores or op.name in ATOMICS:
             self.counts.stored += times * moved
 
     def _dot(self, op: Op, times: float) -> None:

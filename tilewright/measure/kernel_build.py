@@ -166,8 +166,15 @@ class _Marking(Memory):
         super().store(addresses, values, mask)
         self._mark(addresses, DType.of(values), mask)
 
-    def atomic_add(self, addresses: np.ndarray, values: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
-        result = super().atomic_add(addresses, values, mask)
+    def atomic(
+        self,
+        kind: str,
+        addresses: np.ndarray,
+        values: np.ndarray,
+        mask: np.ndarray | None,
+        expected: Any = None,
+    ) -> np.ndarray:
+        result = super().atomic(kind, addresses, values, mask, expected)
         self._mark(addresses, DType.of(values), mask)
         return result
 

@@ -11,6 +11,7 @@ import pytest
 
 import tilewright.graph.ops
 from tests.graph.ops.checks import BF16, BOOL, F16, F32, F64, I8, I32, I64, U8
+from tests.graph.ops.test_tile_kernels import ATTRS
 from tilewright.dtypes import DType
 from tilewright.errors import InternalError, TypeRuleError
 from tilewright.graph.ir import TensorType, input_node
@@ -39,6 +40,7 @@ X = t(1, 2, 5, 5)
 
 # operator, operand types, attributes, what the message says
 WRONG: list[tuple[str, list[TensorType], dict[str, Any], str]] = [
+    ("tile_kernel", [t(6, 4), t(6, 5)], ATTRS, r"test::axpy takes \[f32\[6,5\], f32\[6,5\]\]"),
     ("relu", [t(2), t(2)], {}, r"takes 1 operand\(s\), got 2"),
     ("add", [t(2)], {}, r"takes 2 operand\(s\), got 1"),
     ("add", [t(2), t(2, dtype=F16)], {}, r"one element type, got \[f32, f16\]; insert a cast"),

@@ -442,7 +442,7 @@ class ReferenceMismatchError(TilewrightError):
     """A reference whose results differ from those of the kernel, whatever the config."""
 
     remedy = (
-        "check the reference and the kernel on small inputs: kernel.interpret[grid](...) runs it in NumPy"
+        "check the reference and the kernel on small inputs: kernel.interpret runs it in NumPy"
     )
 
 

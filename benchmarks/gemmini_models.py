@@ -75,6 +75,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--size", type=int, default=224, help="of the images")
     parser.add_argument("--rtl", type=int, default=0, help="programs of each model that run on the RTL too")
+    parser.add_argument("--model", choices=("ResNet-18", "BERT-tiny"), help="this one alone")
     parser.add_argument("--folder", type=Path, help="keeps what Verilator builds")
     given = parser.parse_args()
     print(
@@ -84,6 +85,8 @@ def main() -> int:
     programs = {}
     wrong = False
     for name, (net, inputs) in models(given.size).items():
+        if given.model not in (None, name):
+            continue
         row, programs[name] = checked(name, net, inputs)
         wrong |= "DIFFERENT" in row
         print(row, flush=True)

@@ -32,7 +32,10 @@ SOURCES = (
     "gemmini.sv",
 )
 _HERE = Path(__file__).parent / "rtl"
-_HANG_CYCLES = 2_000_000
+_HANG_CYCLES = (
+    2_000_000  # after which a program is taken to hang, and as many more as its instructions may take
+)
+_CYCLES_EACH = 1_000
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,10 @@ def _tool(name: str) -> str:
             f"{'Verilator' if name == 'verilator' else name} is not installed: the RTL cannot be simulated"
         )
     return found
+
+
+def _limit(program: Sequence[Instruction]) -> int:
+    return _HANG_CYCLES + _CYCLES_EACH * len(program)
 
 
 class Rtl:
@@ -200,7 +207,7 @@ class Rtl:
             into, out = Path(folder, "in"), Path(folder, "out")
             with into.open("wb") as file:
                 for program, dram in programs:
-                    head = np.array([len(program), dram.size, _HANG_CYCLES], np.uint64)
+                    head = np.array([len(program), dram.size, _limit(program)], np.uint64)
                     file.write(head.tobytes() + encode(program).tobytes() + dram.tobytes())
             command = [str(self._binary), str(into), str(out), *([str(waves)] if waves else [])]
             done = subprocess.run(command, check=False, capture_output=True, text=True)
@@ -209,10 +216,10 @@ class Rtl:
                     f"the simulation of the RTL ended with {done.returncode}: {done.stderr[-1000:]}"
                 )
             results, found, at = [], out.read_bytes(), 0
-            for _, dram in programs:
+            for program, dram in programs:
                 cycles = int(np.frombuffer(found, np.uint64, 1, at)[0])
                 if not cycles:
-                    raise RtlError(f"a program did not end within {_HANG_CYCLES} cycles of the RTL")
+                    raise RtlError(f"a program did not end within {_limit(program):,} cycles of the RTL")
                 results.append(RtlResult(cycles, np.frombuffer(found, np.uint8, dram.size, at + 8).copy()))
                 at += 8 + dram.size
         return results

@@ -441,9 +441,7 @@ class AutotuneError(TilewrightError):
 class ReferenceMismatchError(TilewrightError):
     """A reference whose results differ from those of the kernel, whatever the config."""
 
-    remedy = (
-        "check the reference and the kernel on small inputs: kernel.interpret runs it in NumPy"
-    )
+    remedy = "check the reference and the kernel on small inputs: kernel.interpret runs it in NumPy"
 
 
 class OperatorError(TilewrightError):

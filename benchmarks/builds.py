@@ -24,8 +24,8 @@ from tilewright.codegen.generator import generator
 from tilewright.db.versions import sources
 from tilewright.hw import host
 from tilewright.measure.building import Made
+from tilewright.measure.failed import Failed
 from tilewright.measure.jobs import Job
-from tilewright.measure.process import Failed
 from tilewright.measure.runner import Runner
 from tilewright.measure.trial import TaskJob
 from tilewright.space.space import Config

@@ -45,7 +45,7 @@ from tilewright.hw import host
 from tilewright.link import Boundary, Linked
 from tilewright.measure.building import Made
 from tilewright.measure.cpu_timer import undisturbed
-from tilewright.measure.process import Failed
+from tilewright.measure.failed import Failed
 from tilewright.measure.runner import Runner
 from tilewright.measure.trial import TaskJob
 from tilewright.space.candidates import Candidates

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 
 from tilewright import frontend
+from tilewright.codegen.cache import ObjectCache
+from tilewright.codegen.generator import Builds
 from tilewright.errors import OptionError
 from tilewright.frontend import ImportedModel
 from tilewright.graph.task import Partition, Task
@@ -390,11 +392,19 @@ def compile_imported(
     with exhaustion("compiling the model"), collecting:
         with trace.span("rewrite"):
             partition = resolved.partition(imported, numerics, trace)
-        chosen = choose_implementations(
-            resolved, [partition], numerics, threads, trace, tuning=tuning, lock=lock, runner=runner
-        )
-        (partition,) = chosen.partitions
-        return _build_and_load(imported, partition, resolved, chosen.choices, numerics, threads, trace, share)
+        kernels = len(computed(partition))
+        with Builds(resolved.machine, numerics, ObjectCache.default(), kernels) as builds:
+            chosen = choose_implementations(
+                *(resolved, [partition], numerics, threads, trace),
+                tuning=tuning,
+                lock=lock,
+                runner=runner,
+                builds=builds,
+            )
+            (partition,) = chosen.partitions
+            return _build_and_load(
+                imported, partition, resolved, chosen.choices, numerics, threads, trace, share, builds
+            )
 
 
 def _build_and_load(
@@ -406,8 +416,9 @@ def _build_and_load(
     threads: int | None,
     trace: Trace,
     share: Share = unshared,
+    builds: Builds | None = None,
 ) -> CompiledModel:
-    linked, _ = build_plan(target, partition, choices, boundary(imported), numerics, trace)
+    linked, _ = build_plan(target, partition, choices, boundary(imported), numerics, trace, builds)
 
     def again(other: Target) -> CompiledModel:
         """Compile for another machine of the same kind, and keep the choices made here that are legal there."""

@@ -61,6 +61,12 @@ def parse_count(text: str) -> int:
     return count
 
 
+def parse_processes(text: str) -> int:
+    if not text.strip().isdecimal() or int(text) > MAX_THREADS:
+        raise ValueError(f"a whole number from 0 to {MAX_THREADS}")
+    return int(text)
+
+
 def parse_cpu_features(text: str) -> tuple[str, ...]:
     """Parse a list (`-avx512f,-avx512vl`) or a level (`avx2`); `runtime.host` interprets it."""
     items = tuple(item.strip().lower() for item in text.split(",") if item.strip())
@@ -114,6 +120,11 @@ def default_threads() -> int:
     if first.isdecimal() and int(first) > 0:
         return min(int(first), MAX_THREADS)
     return usable_cores()
+
+
+def default_build_processes() -> int:
+    """One for each core beyond the first. More than four would wait for the IR, which one process writes."""
+    return min(usable_cores() - 1, 4)
 
 
 def usable_cores() -> int:
@@ -247,6 +258,15 @@ OPTIONS: tuple[Option, ...] = (
         "threads of a compiled model; the default is OMP_NUM_THREADS, or the physical cores this process may use",
     ),
     Option(
+        "build_processes",
+        "TILEWRIGHT_BUILD_PROCESSES",
+        "count",
+        parse_processes,
+        default_build_processes,
+        "worker processes that run LLVM while a model with many kernels is compiled; 0: none; the default is one for"
+        " each core beyond the first, up to 4",
+    ),
+    Option(
         "thread_runtime",
         "TILEWRIGHT_THREAD_RUNTIME",
         "choice",
@@ -332,7 +352,15 @@ _BY_NAME = {option.name: option for option in OPTIONS}
 def get(name: Literal["cache_dir"]) -> Path: ...
 @overload
 def get(
-    name: Literal["cache_limit", "threads", "import_memory", "import_nodes", "import_work", "import_depth"],
+    name: Literal[
+        "cache_limit",
+        "threads",
+        "build_processes",
+        "import_memory",
+        "import_nodes",
+        "import_work",
+        "import_depth",
+    ],
 ) -> int: ...
 @overload
 def get(name: Literal["thread_runtime", "numerics", "dependent_launch"]) -> str: ...

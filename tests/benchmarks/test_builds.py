@@ -11,7 +11,7 @@ from benchmarks.builds import Builds, Planned, read_plan, write_plan
 from tests.faults.candidates import product, softmax
 from tilewright.hw import host
 from tilewright.measure.building import Made
-from tilewright.measure.process import Failed
+from tilewright.measure.failed import Failed
 from tilewright.measure.runner import Runner
 from tilewright.measure.trial import TaskJob
 from tilewright.space.space import Config

@@ -24,7 +24,7 @@ from tilewright.graph.op import apply
 from tilewright.hw import host
 from tilewright.measure import cpu_timer, timing
 from tilewright.measure.building import Made
-from tilewright.measure.process import Failed
+from tilewright.measure.failed import Failed
 from tilewright.measure.reference_kernel import DriftMonitor
 from tilewright.measure.runner import Measurement, Runner, typical
 from tilewright.measure.timing import Timed, interval_width

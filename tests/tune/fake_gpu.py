@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from tilewright.measure.process import Channel, Failed
+from tilewright.measure.failed import Failed
 from tilewright.measure.shared_checks import load_validation
 from tilewright.measure.single import Built
 from tilewright.measure.timing import (
@@ -34,6 +34,7 @@ from tilewright.measure.timing import (
     Timed,
     TimingReply,
 )
+from tilewright.support.process import Channel
 
 LOG, FAST, SLOW, SCALE = "PRETENDED_LOG", "PRETENDED_FAST", "PRETENDED_SLOW", "PRETENDED_SCALE"
 _TIMES = 5

@@ -11,9 +11,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Protocol, cast
@@ -38,17 +36,34 @@ _STACK_BYTES = (
 )  # of a thread that builds: some systems give new ones far less than a process begins with
 
 
+class Workers(Protocol):
+    """Processes that a slice has for itself. They start when they are needed."""
+
+    @property
+    def processes(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
 class Generator(Protocol):
     """What a slice offers: functions of a module."""
 
     AT_ONCE: int  # kernels that are worth building at once in one process
     KEEPS_TRIALS: bool  # whether the machine code of trials is worth keeping in the cache
 
+    def workers(self, kernels: int) -> Workers | None:
+        """Processes that help to build so many kernels; None where they do not pay."""
+
     def build(
-        self, kernel: Kernel, machine: Any, numerics: str, cache: ObjectCache | None
+        self,
+        kernel: Kernel,
+        machine: Any,
+        numerics: str,
+        cache: ObjectCache | None,
+        workers: Any = None,
     ) -> tuple[Linkable, bool]:
         """Machine code, from the cache or made now, and whether it was in the cache. CodegenError where the machine
-        lacks what the kernel needs."""
+        lacks what the kernel needs. `workers`: processes that may do a part of it."""
 
     def source(self, kernel: Kernel, machine: Any, numerics: str) -> str:
         """The text that the machine code is made of, under a fixed name: what a measured time holds for."""
@@ -73,33 +88,68 @@ def generator(kind: str) -> Generator:
 def build_part(
     part: Part, machine: Machine, numerics: str, cache: ObjectCache | None
 ) -> tuple[Linkable, bool]:
-    inputs = len(part.operands)
     if isinstance(part.body, VendorCall):
-        packings = (*part.packings, *[None] * (inputs - len(part.packings)))
+        packings = (*part.packings, *[None] * (len(part.operands) - len(part.packings)))
         return Linkable("", b"", 1, f"{part.body.function} of a library", packings, vendor=part.body), True
     made, cached = generator(machine.kind).build(part.body, machine, numerics, cache)
-    return replace(made, packings=(*made.packings, *[None] * (inputs - len(made.packings)))), cached
+    return _packed(made, part), cached
 
 
-@contextmanager
-def building(
-    parts: Sequence[Part], machine: Machine, numerics: str, cache: ObjectCache | None
-) -> Iterator[Iterator[tuple[Linkable, bool]]]:
-    """Each part in turn; meanwhile threads build those behind it, as far as that pays."""
-    threads = min(len(parts), generator(machine.kind).AT_ONCE, knobs.usable_cores())
-    if threads < 2:
-        yield (build_part(part, machine, numerics, cache) for part in parts)
-        return
-    pool = ThreadPoolExecutor(threads, "tilewright-build")
-    before = threading.stack_size(_STACK_BYTES)
-    try:
-        waiting = [pool.submit(build_part, part, machine, numerics, cache) for part in parts]
-    finally:
-        threading.stack_size(before)
-    try:
-        yield (each.result() for each in waiting)
-    finally:
-        pool.shutdown(cancel_futures=True)
+def _packed(made: Linkable, part: Part) -> Linkable:
+    """With as many packings as the part has inputs."""
+    return replace(made, packings=(*made.packings, *[None] * (len(part.operands) - len(made.packings))))
+
+
+class Builds:
+    """The kernels of one compilation, built by threads and worker processes while it goes on.
+
+    `kernels`: how many there will be, about. Use it as a context: threads and processes end with it."""
+
+    def __init__(self, machine: Machine, numerics: str, cache: ObjectCache | None, kernels: int) -> None:
+        self._machine, self._numerics, self._cache = machine, numerics, cache
+        slice = generator(machine.kind)
+        self.workers = slice.workers(kernels)
+        at_once = slice.AT_ONCE + (self.workers.processes if self.workers else 0)
+        cores = knobs.usable_cores()
+        # One more than cores where processes help: while they run LLVM, the next IR is made here.
+        threads = min(kernels, at_once, cores + 1 if self.workers else cores)
+        self._pool = ThreadPoolExecutor(threads, "tilewright-build") if threads > 1 else None
+        self._begun: dict[int, tuple[Kernel, Future[tuple[Linkable, bool]]]] = {}  # by the kernel's id
+
+    def __enter__(self) -> Builds:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            if self._pool is not None:
+                self._pool.shutdown(cancel_futures=True)
+        finally:
+            if self.workers is not None:
+                self.workers.close()
+
+    def begin(self, part: Part) -> None:
+        """Build it meanwhile. What that raises, `result` raises."""
+        body = part.body
+        if self._pool is None or isinstance(body, VendorCall) or id(body) in self._begun:
+            return
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            begun = self._pool.submit(self._build, body)
+        finally:
+            threading.stack_size(before)
+        self._begun[id(body)] = body, begun
+
+    def result(self, part: Part) -> tuple[Linkable, bool]:
+        """The part as machine code, and whether it was in the cache: what was begun, or made now."""
+        if isinstance(part.body, VendorCall):
+            return build_part(part, self._machine, self._numerics, self._cache)
+        begun = self._begun.get(id(part.body))
+        made, cached = self._build(part.body) if begun is None else begun[1].result()
+        return _packed(made, part), cached
+
+    def _build(self, kernel: Kernel) -> tuple[Linkable, bool]:
+        slice = generator(self._machine.kind)
+        return slice.build(kernel, self._machine, self._numerics, self._cache, self.workers)
 
 
 def code_of(implementation: Implementation, machine: Machine, numerics: str) -> str:

@@ -17,6 +17,7 @@ import msgspec
 from tilewright.codegen.cache import ObjectCache
 from tilewright.codegen.generator import generator
 from tilewright.errors import KernelError, ScheduleError, SpaceError, VerificationError
+from tilewright.measure.failed import Failed
 from tilewright.measure.kernel_build import (
     BuildKernel,
     Launch,
@@ -26,13 +27,13 @@ from tilewright.measure.kernel_build import (
     make_expected,
 )
 from tilewright.measure.kernel_job import BuiltKernel, Expected, KernelSpec
-from tilewright.measure.process import Channel, Failed
 from tilewright.measure.shared_checks import SharedValidation, share_validation
 from tilewright.measure.single import Built
 from tilewright.measure.trial import TaskJob
 from tilewright.measure.validation import make_validation
 from tilewright.space.candidates import Candidates
 from tilewright.space.space import Config
+from tilewright.support.process import Channel
 
 _KEPT_JOBS = 16
 _COLLECTED = 8  # builds between garbage collections: collecting continuously would take a tenth of the time

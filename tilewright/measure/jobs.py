@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tilewright.errors import MeasurementError, TilewrightError
 from tilewright.measure.building import Build, BuildRequest, MakeValidation
+from tilewright.measure.failed import Failed
 from tilewright.measure.kernel_build import BuildKernel, MakeExpected
 from tilewright.measure.kernel_job import Expected, KernelJob
 from tilewright.measure.kernel_timer import LoadKernel
-from tilewright.measure.process import Failed
 from tilewright.measure.shared_checks import SharedValidation
 from tilewright.measure.timing import LoadTask
 from tilewright.measure.trial import TaskJob

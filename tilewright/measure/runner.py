@@ -32,10 +32,10 @@ import psutil
 from tilewright import knobs
 from tilewright.errors import MeasurementError
 from tilewright.measure.building import BuildReply, BuildRequest, Made, ValidationMade
+from tilewright.measure.failed import Failed
 from tilewright.measure.jobs import Job, build_request, described_failure, load_request, validation_request
 from tilewright.measure.kernel_job import BuiltKernel, Expected
 from tilewright.measure.kernel_timer import LoadKernel
-from tilewright.measure.process import TICK, Child, Dead, Failed, wait
 from tilewright.measure.shared_checks import SharedValidation
 from tilewright.measure.single import Built
 from tilewright.measure.timing import (
@@ -56,6 +56,7 @@ from tilewright.measure.timing import (
 from tilewright.space.outcome import Outcome
 from tilewright.space.registration import registering_modules
 from tilewright.space.space import Config
+from tilewright.support.process import TICK, Child, Dead, wait
 
 BUILDING, TIMING = "tilewright.measure.building:serve", "tilewright.measure.timing:serve"
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -283,7 +284,7 @@ class Runner:
                 assert isinstance(reply, QuickTimed | Failed)
                 found[config] = reply.ratio if isinstance(reply, QuickTimed) else reply
             except Dead as death:
-                found[config], compared_to = death.failed, None
+                found[config], compared_to = Failed.of(death), None
         self._end_timer()
         return found
 
@@ -369,9 +370,9 @@ class Runner:
                 return failed(checked)
             times = self._steady_times(best, deadline)
         except Dead as death:
-            if death.failed.kind == "timeout" and deadline is not None and time.monotonic() > deadline:
+            if death.kind == "timeout" and deadline is not None and time.monotonic() > deadline:
                 raise OutOfTime from None
-            return failed(death.failed)
+            return failed(Failed.of(death))
         if isinstance(times, Failed):
             return failed(times)
         return Measurement(config, times, checked.error, build_seconds=made.seconds)
@@ -578,7 +579,7 @@ def _reply(child: Child, kind: Any) -> Any:
     try:
         return msgspec.msgpack.decode(child.receive(_PREPARE_SECONDS), type=kind)
     except Dead as death:
-        return death.failed
+        return Failed.of(death)
 
 
 def _keep(kept: OrderedDict[Any, Any], key: Any, value: Any, most: int) -> None:

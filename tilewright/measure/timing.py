@@ -18,12 +18,13 @@ import msgspec
 
 from tilewright.errors import ModelSizeError, TilewrightError
 from tilewright.hw.machine import from_text
+from tilewright.measure.failed import Failed
 from tilewright.measure.kernel_job import BuiltKernel
 from tilewright.measure.kernel_timer import KernelFailed, KernelTimer, LoadKernel
-from tilewright.measure.process import Channel, Failed
 from tilewright.measure.shared_checks import SharedValidation, load_validation
 from tilewright.measure.single import Built
 from tilewright.measure.validation import OutOfBoundsWrite, WrongResult
+from tilewright.support.process import Channel
 
 SendHeartbeat = Callable[[bool], None]  # called before a kernel call (True) or other work
 

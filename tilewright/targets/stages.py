@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.codegen.cache import ObjectCache
-from tilewright.codegen.generator import building, generator
+from tilewright.codegen.generator import Builds, generator
 from tilewright.graph.task import Partition, Task
 from tilewright.link import Boundary, Linkable, Linked, link
 from tilewright.rewrites.expand import expand
@@ -49,9 +49,11 @@ def choose_implementations(
     lock: str | Path | None = None,
     objective: Objective | None = None,
     runner: Callable[[int], Any] | None = None,
+    builds: Builds | None = None,
 ) -> Chosen:
     """Choose the implementation of each task: from the lock file, by measuring now, from earlier measurements, or
-    predicted. `runner` measures instead of the target's own, on another machine."""
+    predicted. `runner` measures instead of the target's own, on another machine. `builds` starts to build predicted
+    choices while the rest is chosen."""
     pairs = alternatives(partitions) if target.joins_reductions() else {}
     path = None if lock is None else Path(lock)
     if path is not None:
@@ -70,9 +72,12 @@ def choose_implementations(
     else:
         with trace.span("choose", tasks=len(works)) as span:
             known = known_choices({**works, **alternative_tasks}, count, tuning.db)
-            choices = {
-                key: known.get(key) or choose(work) for key, work in (works | alternative_tasks).items()
-            }
+            choices = {}
+            for key, work in (works | alternative_tasks).items():
+                choices[key] = choice = known.get(key) or choose(work)
+                if builds is not None and not pairs:  # of a pair, one or the other is not needed
+                    for part in choice.implementation.parts:
+                        builds.begin(part)
             span.note(known=len(known))
     faster = [key for key, pair in pairs.items() if _is_faster(pair, choices)]
     joined = _joined(partitions, faster)
@@ -174,8 +179,10 @@ def build_plan(
     boundary: Boundary,
     numerics: str,
     trace: Trace,
+    builds: Builds | None = None,
 ) -> tuple[Linked, Mapping[str, str]]:
-    """Return the plan of a partition with these choices, and the task of each key in the plan."""
+    """Return the plan of a partition with these choices, and the task of each key in the plan. `builds` may already
+    be building its kernels."""
     implementations = {key: choice.implementation for key, choice in choices.items()}
     names = {key: _name(choice) for key, choice in choices.items()}
     expanded = expand(partition, implementations, names)
@@ -185,7 +192,12 @@ def build_plan(
         parts[key] = _default_part(task, target, numerics)
         origins[key] = Origin("default")
     with trace.span("build", tasks=len(parts)):
-        kernels = _build(parts, origins, target, numerics, trace, _layers(expanded.partition))
+        layers = _layers(expanded.partition)
+        if builds is not None:
+            kernels = _build(parts, origins, builds, trace, layers)
+        else:
+            with Builds(target.machine, numerics, ObjectCache.default(), len(parts)) as own:
+                kernels = _build(parts, origins, own, trace, layers)
     with trace.span("link"):
         described = generator(target.machine.kind).plan_target(target.machine)
         producer = f"tilewright {VERSION}"
@@ -222,20 +234,20 @@ def _layers(partition: Partition) -> dict[str, list[str]]:
 def _build(
     parts: Mapping[str, Part],
     origins: Mapping[str, Origin],
-    target: Target,
-    numerics: str,
+    builds: Builds,
     trace: Trace,
     layers: Mapping[str, Sequence[str]],
 ) -> dict[str, Linkable]:
     """Build a kernel for every part; return them by call key."""
     kernels: dict[str, Linkable] = {}
-    with building(list(parts.values()), target.machine, numerics, ObjectCache.default()) as built:
-        for key, part in parts.items():
-            # Wait until it is built; other kernels may be built meanwhile.
-            named = layers.get(key, [])
-            span_of = trace.span("kernel", label=part.task.label, layer=shared_name(named), calls=len(named))
-            with span_of as span:
-                kernel, cached = next(built)
-                span.note(cached=cached)
-            kernels[key] = replace(kernel, origin=origins[key])
+    for part in parts.values():
+        builds.begin(part)
+    for key, part in parts.items():
+        # Wait until it is built; other kernels may be built meanwhile.
+        named = layers.get(key, [])
+        span_of = trace.span("kernel", label=part.task.label, layer=shared_name(named), calls=len(named))
+        with span_of as span:
+            kernel, cached = builds.result(part)
+            span.note(cached=cached)
+        kernels[key] = replace(kernel, origin=origins[key])
     return kernels

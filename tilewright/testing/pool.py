@@ -25,8 +25,8 @@ from typing import Any
 import msgspec
 
 from tilewright.measure.pool.actors import Timer
-from tilewright.measure.process import Channel
 from tilewright.measure.timing import Check, CheckDone, LoadTask, Race, Raced, Ready, Time, Timed
+from tilewright.support.process import Channel
 
 REFERENCE_SECONDS = 2e-5
 _SLOW_SECONDS = 0.1

@@ -21,8 +21,12 @@ KEEPS_TRIALS = True  # it takes a second to make
 AT_ONCE = 64  # NVRTC takes most of the time, and runs without the interpreter's lock
 
 
+def workers(kernels: int) -> None:
+    """None: NVRTC runs in threads."""
+
+
 def build(
-    kernel: Kernel, machine: GpuMachine, numerics: str, cache: ObjectCache | None
+    kernel: Kernel, machine: GpuMachine, numerics: str, cache: ObjectCache | None, workers: None = None
 ) -> tuple[Linkable, bool]:
     made = build_kernel(tensor_source(kernel), machine, numerics, cache)
     found = Linkable(

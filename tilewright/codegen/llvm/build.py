@@ -11,6 +11,7 @@ from tilewright import te
 from tilewright.codegen.cache import ObjectCache
 from tilewright.codegen.llvm import toolchain
 from tilewright.codegen.llvm.emit import emit_program
+from tilewright.codegen.llvm.workers import Workers
 from tilewright.hw import CpuMachine
 from tilewright.loops import tiling
 from tilewright.loops.ir import Program
@@ -47,13 +48,21 @@ def kernel_key(program: Program, machine: CpuMachine, numerics: str) -> str:
     return fingerprint(print_program(program), *described, numerics, _generator_version())
 
 
-def build(program: Program, machine: CpuMachine, numerics: str, cache: ObjectCache | None) -> CompiledKernel:
+def build(
+    program: Program,
+    machine: CpuMachine,
+    numerics: str,
+    cache: ObjectCache | None,
+    workers: Workers | None = None,
+) -> CompiledKernel:
+    """`workers`: processes that may run LLVM for this one."""
     key = kernel_key(program, machine, numerics)
     symbol = f"tw_{key}"
     found = cache.get(key) if cache is not None else None
     if found is not None:
         return _kernel(program, symbol, found, cached=True)
-    code = toolchain.object_code(llvm_ir(program, machine, numerics, symbol), machine)
+    text = llvm_ir(program, machine, numerics, symbol)
+    code = (toolchain if workers is None else workers).object_code(text, machine)
     if cache is not None:
         cache.put(key, code)
     return _kernel(program, symbol, code, cached=False)

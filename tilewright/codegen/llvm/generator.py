@@ -9,6 +9,7 @@ from tilewright.codegen.llvm import toolchain as llvm
 from tilewright.codegen.llvm.build import build as build_kernel
 from tilewright.codegen.llvm.build import kernel_key, llvm_ir
 from tilewright.codegen.llvm.tiles.call import build_call, call_ir, call_key
+from tilewright.codegen.llvm.workers import Workers, worker_processes
 from tilewright.errors import CodegenError
 from tilewright.hw import CpuMachine
 from tilewright.link import Linkable
@@ -21,12 +22,21 @@ AT_ONCE = 2  # one in LLVM, where llvmlite has a lock of its own, while IR of an
 _SYMBOL = "kernel"  # the same in all texts; a real kernel's name depends on more than its code
 
 
+def workers(kernels: int) -> Workers | None:
+    processes = worker_processes(kernels)
+    return Workers(processes) if processes else None
+
+
 def build(
-    kernel: Kernel, machine: CpuMachine, numerics: str, cache: ObjectCache | None
+    kernel: Kernel,
+    machine: CpuMachine,
+    numerics: str,
+    cache: ObjectCache | None,
+    workers: Workers | None = None,
 ) -> tuple[Linkable, bool]:
     if isinstance(kernel, TileCall):
         return build_call(kernel, machine, cache)
-    made = build_kernel(_program(kernel), machine, numerics, cache)
+    made = build_kernel(_program(kernel), machine, numerics, cache, workers)
     found = Linkable(
         made.symbol, made.object_code, made.extent, made.decisions, made.packings, arguments=made.arguments
     )

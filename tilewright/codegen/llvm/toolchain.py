@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import llvmlite
 import llvmlite.binding as llvm
 from llvmlite.binding.newpassmanagers import NewPassManager
 
 from tilewright.errors import CodegenError
-from tilewright.hw import CpuMachine
+
+
+class Processor(Protocol):
+    """What LLVM needs to know of a `CpuMachine`. Values that are equal are compiled for alike."""
+
+    @property
+    def triple(self) -> str: ...
+
+    @property
+    def cpu(self) -> str: ...
+
+    def feature_string(self) -> str: ...
+
+    def __hash__(self) -> int: ...
 
 
 @lru_cache(maxsize=1)
@@ -34,7 +47,7 @@ def _all_initialised() -> None:
 
 
 @lru_cache(maxsize=8)
-def _target_machine(machine: CpuMachine) -> Any:
+def _target_machine(machine: Processor) -> Any:
     here = machine.triple.partition("-")[0] == llvm.get_process_triple().partition("-")[0]
     (_initialised if here else _all_initialised)()
     target = llvm.Target.from_triple(machine.triple)
@@ -44,7 +57,7 @@ def _target_machine(machine: CpuMachine) -> Any:
     )
 
 
-def optimise(ir_text: str, machine: CpuMachine) -> Any:
+def optimise(ir_text: str, machine: Processor) -> Any:
     """The parsed, verified and optimised module. Programs are explicit about vectors and unrolling, so LLVM's own
     vectorisers and unroller stay off: they cost time and second-guess the schedule."""
     _initialised()
@@ -68,11 +81,11 @@ def optimise(ir_text: str, machine: CpuMachine) -> Any:
     return module
 
 
-def object_code(ir_text: str, machine: CpuMachine) -> bytes:
+def object_code(ir_text: str, machine: Processor) -> bytes:
     return bytes(_target_machine(machine).emit_object(optimise(ir_text, machine)))
 
 
-def assembly(ir_text: str, machine: CpuMachine, *, comments: bool = False) -> str:
+def assembly(ir_text: str, machine: Processor, *, comments: bool = False) -> str:
     """`comments`: with LLVM's remarks, which name what is spilled."""
     target = _target_machine(machine)
     target.set_asm_verbosity(comments)

@@ -22,6 +22,7 @@ from tilewright.errors import MeasurementError, PoolError
 from tilewright.hw import host
 from tilewright.hw.machine import to_text
 from tilewright.measure.building import Build, BuildReply, Made
+from tilewright.measure.failed import Failed
 from tilewright.measure.pool.turns import FairTurns, NodeGate
 from tilewright.measure.pool.wire import (
     BuildAnswer,
@@ -36,9 +37,9 @@ from tilewright.measure.pool.wire import (
     seal,
     seal_key,
 )
-from tilewright.measure.process import Child, Dead, Failed
 from tilewright.measure.runner import BUILDING, ONE_THREAD, TIMING, Measurement, Runner
 from tilewright.measure.trial import TaskJob
+from tilewright.support.process import Child, Dead
 from tilewright.support.version import VERSION
 
 _BUILD_SECONDS = 45.0

@@ -31,7 +31,7 @@ from tilewright import knobs
 from tilewright.errors import MissingDependencyError, OptionError, PoolError
 from tilewright.hw import host
 from tilewright.measure.pool.workers import NAMESPACE, Workers
-from tilewright.measure.process import import_folders
+from tilewright.support.process import import_folders
 
 PORT = 6379
 LOOPBACK = "127.0.0.1"

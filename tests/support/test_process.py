@@ -14,7 +14,7 @@ import pytest
 
 import tilewright
 from tilewright.errors import MeasurementError
-from tilewright.measure.process import Channel, Child, Dead, import_folders
+from tilewright.support.process import Channel, Child, Dead, import_folders
 
 MEMORY = 1 << 30
 
@@ -43,7 +43,7 @@ def serve(channel: Channel) -> None:
 
 @pytest.fixture(scope="module")
 def child() -> Iterator[Child]:
-    child = Child("tests.measure.test_process:serve", MEMORY)
+    child = Child("tests.support.test_process:serve", MEMORY)
     yield child
     child.close()
 
@@ -86,7 +86,7 @@ def test_a_death_has_a_kind_and_the_next_question_an_answer(
     ask(child, "hello")
     with pytest.raises(Dead, match=said) as death:
         ask(child, message, seconds=0.3 if kind == "timeout" else 30)
-    assert death.value.failed.kind == kind
+    assert death.value.kind == kind
     assert ask(child, "hello") == "hello"
 
 
@@ -98,7 +98,7 @@ def test_the_current_folder_comes_after_what_is_installed(
     monkeypatch.chdir(tmp_path)
     for path in ([*sys.path], ["", *sys.path], [str(tmp_path), *sys.path]):
         monkeypatch.setattr(sys, "path", path)
-        child = Child("tests.measure.test_process:serve", MEMORY)
+        child = Child("tests.support.test_process:serve", MEMORY)
         assert ask(child, "hello") == "hello"
         child.close()
         assert not (tmp_path / "executed").exists()
@@ -128,18 +128,18 @@ def test_one_that_does_not_start_is_no_candidates_fault() -> None:
 
 def test_without_an_interpreter_there_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
-    with pytest.raises(MeasurementError, match=r"cannot start a process to measure in.*No such file"):
-        Child("tests.measure.test_process:serve", MEMORY).start()
+    with pytest.raises(MeasurementError, match=r"cannot start a worker process.*No such file"):
+        Child("tests.support.test_process:serve", MEMORY).start()
     monkeypatch.setattr(sys, "executable", "")
     with pytest.raises(MeasurementError, match="embeds Python"):
-        Child("tests.measure.test_process:serve", MEMORY).start()
+        Child("tests.support.test_process:serve", MEMORY).start()
 
 
 def test_a_busy_one_ends_with_the_one_who_asked() -> None:
     script = (
         "import os, time\n"
-        "from tilewright.measure.process import Child\n"
-        f"child = Child('tests.measure.test_process:serve', {MEMORY})\n"
+        "from tilewright.support.process import Child\n"
+        f"child = Child('tests.support.test_process:serve', {MEMORY})\n"
         "child.start(); child.greet(); child.send(b'sleep 600'); time.sleep(0.2)\n"
         "print(child.pid, flush=True); os.kill(os.getpid(), 9)\n"
     )
@@ -148,13 +148,13 @@ def test_a_busy_one_ends_with_the_one_who_asked() -> None:
     ran = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
     pid = int(ran.stdout)
     for _ in range(100):
-        if not _runs(pid):
+        if not runs(pid):
             return
         time.sleep(0.05)
     pytest.fail("it still runs")
 
 
-def _runs(pid: int) -> bool:
+def runs(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] != "Z"

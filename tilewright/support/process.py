@@ -21,8 +21,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from tilewright.errors import MeasurementError
 
 _HEADER_BYTES = 8
@@ -37,27 +35,20 @@ _PACKAGE_FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspat
 # 3.11), so only `sys`, which is built in, may be imported before the path is replaced.
 _SERVING = (
     "import sys; end = 2 + int(sys.argv[1]); sys.path[:] = sys.argv[2:end]; "
-    "from tilewright.measure.process import main; main(*sys.argv[end:])"
+    "from tilewright.support.process import main; main(*sys.argv[end:])"
 )
 
 # Messages of libraries that abort because memory ran out.
 _OUT_OF_MEMORY = ("out of memory", "bad_alloc", "cannot allocate memory", "memoryerror", "failed to allocate")
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The failure of a candidate: a kind of space.outcome.FAILURES, and what happened. After a `corrupted` one,
-    nothing in its process can be trusted."""
-
-    kind: str
-    message: str
-    corrupted: bool = False
-
-
 class Dead(Exception):
-    """A process did not answer: it crashed, ran out of memory, or took too long and was killed."""
+    """A process did not answer: it crashed, ran out of memory, or took too long and was killed.
+
+    `kind`: "crash", "memory" or "timeout"."""
 
     def __init__(self, kind: str, message: str) -> None:
-        self.failed = Failed(kind, message)
+        self.kind, self.message = kind, message
         super().__init__(message)
 
 
@@ -115,7 +106,7 @@ class Child:
         except OSError as error:
             ours.close()
             os.close(self._words)
-            raise MeasurementError(f"cannot start a process to measure in: {error}") from None
+            raise MeasurementError(f"cannot start a worker process: {error}") from None
         finally:
             os.close(words)
             theirs.close()
@@ -136,7 +127,7 @@ class Child:
         try:
             self._message(_START_SECONDS)
         except Dead as death:
-            raise MeasurementError(f"a process to measure in does not start: {death}") from None
+            raise MeasurementError(f"a worker process does not start: {death}") from None
         self.greeted = True
 
     def receive(self, seconds: float) -> bytes:

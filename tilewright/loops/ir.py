@@ -53,6 +53,7 @@ from tilewright.dtypes import DType
 from tilewright.hw import memory
 from tilewright.hw.intrinsics import Intrinsic
 from tilewright.runtime.packing import Packing
+from tilewright.support.frozen import quickly_made
 from tilewright.te import Expr, Load, Source, Var
 
 Scope = memory.Scope
@@ -100,6 +101,7 @@ class Across(Expr):
         return self.buffer.dtype
 
 
+@quickly_made
 @dataclass(frozen=True)
 class For:
     var: Var  # its extent is the loop's
@@ -107,11 +109,13 @@ class For:
     body: Stmt
 
 
+@quickly_made
 @dataclass(frozen=True)
 class Block:
     stmts: tuple[Stmt, ...]
 
 
+@quickly_made
 @dataclass(frozen=True)
 class Store:
     buffer: Buffer
@@ -120,6 +124,7 @@ class Store:
     streamed: bool = False
 
 
+@quickly_made
 @dataclass(frozen=True)
 class If:
     cond: Expr

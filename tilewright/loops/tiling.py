@@ -16,6 +16,7 @@ from tilewright.loops.formula import Formula, Reduction
 from tilewright.loops.ir import Buffer, Kind, Stmt, block, map_exprs, nest
 from tilewright.runtime.packing import AnyTransform, Packing, SeparateTail, dense_order
 from tilewright.support.arith import ceil_div
+from tilewright.support.frozen import quickly_made
 from tilewright.te.index import Linear, coefficient, divisor_of, flat_index, linear, simplify
 
 Values = Mapping[te.Var, te.Expr]
@@ -34,6 +35,7 @@ _LOOP = 0.75  # cost of a loop iteration, in vectors
 _MIN_STREAMED = 8  # minimum vectors of a row that outweigh its ends
 
 
+@quickly_made
 @dataclass(frozen=True)
 class Tiles:
     """An axis cut into tiles of equal size; the last one overlaps if the size does not divide the extent."""

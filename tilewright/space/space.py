@@ -14,6 +14,7 @@ from functools import cached_property
 from random import Random
 
 from tilewright.errors import SpaceError
+from tilewright.support.frozen import quickly_made
 
 Value = int | str | bool
 
@@ -67,6 +68,7 @@ class Knob:
         return {choice: (at / last,) for at, choice in enumerate(self.choices)}
 
 
+@quickly_made
 @dataclass(frozen=True)
 class Config:
     """A value for every knob of a template."""

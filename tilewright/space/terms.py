@@ -8,7 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from tilewright.support.frozen import quickly_made
 
+
+@quickly_made
 @dataclass(frozen=True)
 class Terms:
     """Operation counts of a program on a CPU, over all threads.

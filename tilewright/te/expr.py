@@ -25,6 +25,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from tilewright.dtypes import DType
+from tilewright.support.frozen import quickly_made
 from tilewright.te.scalars import SCALARS
 
 Number = int | float | bool
@@ -180,6 +181,7 @@ class Const(Expr):
         return hash(self.value) if self.value == self.value else 0  # Python's NaNs differ from each other
 
 
+@quickly_made
 @dataclass(frozen=True)
 class Var(Expr):
     """An index variable that runs over [0, extent)."""
@@ -191,6 +193,7 @@ class Var(Expr):
 
 
 @_hashed_once
+@quickly_made
 @dataclass(frozen=True)
 class Load(Expr):
     """The element of `source` at `indices`. In tensor expressions the source is a `Tensor`; in loop programs, a flat
@@ -205,6 +208,7 @@ class Load(Expr):
 
 
 @_hashed_once
+@quickly_made
 @dataclass(frozen=True)
 class Call(Expr):
     """A scalar function of `te.scalars.SCALARS` applied to arguments."""
@@ -215,6 +219,7 @@ class Call(Expr):
 
 
 @_hashed_once
+@quickly_made
 @dataclass(frozen=True)
 class Cast(Expr):
     """Conversion as C does it; float to integer truncates, anything to bool is `!= 0`."""
@@ -224,6 +229,7 @@ class Cast(Expr):
 
 
 @_hashed_once
+@quickly_made
 @dataclass(frozen=True)
 class Select(Expr):
     """`then` where `cond`, else `other`; lazy in its loads."""

@@ -127,12 +127,13 @@ def descend(applied: Applied, work: Work, predictor: Predictor | None = None) ->
         base = dict(best[1].values)
         for combination in itertools.product(*(knob.choices for knob in group)):
             values = {**base, **dict(zip(names, combination, strict=True))}
-            config = Config.of(space.template, values)
-            if config.values in asked:
+            items = tuple(values.items())
+            if items in asked:
                 continue
-            asked.add(config.values)
+            asked.add(items)
             if not space.legal(values):
                 continue
+            config = Config(space.template, items)
             seconds = _predicted(applied, config, work, predictor)
             if seconds < best[0]:
                 best, settled = (seconds, config), 1

@@ -43,6 +43,7 @@ from tilewright.space.templates.cpu.gemm import (
     gemm_of,
 )
 from tilewright.support.arith import ceil_div, evenly_spread, round_up
+from tilewright.support.frozen import quickly_made
 from tilewright.te.index import coefficient
 
 NAME = "contraction"
@@ -106,6 +107,7 @@ class Contraction:
         return AppliedContraction(work, gemm, dims)
 
 
+@quickly_made
 @dataclass(frozen=True)
 class ContractionTiling:
     """The numbers that follow from a config."""
@@ -253,11 +255,12 @@ class AppliedContraction:
         return _SPREAD_EARLY if vectors == 2 and unroll == self.gemm.short_run else math.inf
 
     def _legal(self, values: Mapping[str, Value]) -> bool:
+        rows, vectors, unroll = int(values["rows"]), int(values["vectors"]), int(values["unroll"])
+        if self._registers(rows, vectors, unroll) * self.registers_each > self.machine.vector_registers:
+            return False
+        if not self.can_be_written_out(rows, vectors, unroll):
+            return False
         shape = self.shape_of(values)
-        if self._registers(shape) * self.registers_each > self.machine.vector_registers:
-            return False
-        if not self.can_be_written_out(shape.rows, shape.vectors, shape.unroll):
-            return False
         if (
             int(values["chunks"]) > shape.panels.count
             or shape.per_chunk * (shape.chunks - 1) >= shape.panels.count
@@ -273,10 +276,10 @@ class AppliedContraction:
             return False
         return not shape.k_block or self.partial_size(shape) * 4 <= _PARTIAL_BYTES
 
-    def _registers(self, shape: ContractionTiling) -> int:
+    def _registers(self, rows: int, vectors: int, unroll: int) -> int:
         """Vectors live in the innermost loop; LLVM needs two more in parts of a block of channels."""
-        scalar_loads = 3 if shape.unroll < self.gemm.short_run else 1
-        return shape.rows * shape.vectors + shape.vectors + scalar_loads
+        scalar_loads = 3 if unroll < self.gemm.short_run else 1
+        return rows * vectors + vectors + scalar_loads
 
     def shape_of(self, values: Mapping[str, Value]) -> ContractionTiling:
         prefetched = tuple(values.items())

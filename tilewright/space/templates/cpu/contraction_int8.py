@@ -166,9 +166,9 @@ class _AppliedInt8(AppliedContraction):
         self.one_instruction = _WORD.bytes * self.lanes <= work.machine.dot4_bytes
         self.instructions = 1.0 if self.one_instruction else _PAIRS_INSTRUCTIONS
 
-    def _registers(self, shape: ContractionTiling) -> int:
-        widened = 0 if self.one_instruction else shape.vectors + 4
-        return super()._registers(shape) + widened
+    def _registers(self, rows: int, vectors: int, unroll: int) -> int:
+        widened = 0 if self.one_instruction else vectors + 4
+        return super()._registers(rows, vectors, unroll) + widened
 
     def terms(self, config: Config) -> Terms:
         terms = super().terms(config)

@@ -38,6 +38,7 @@ from tilewright.runtime.paired import CHUNK, GROUP, HALF, LARGEST_SIZE, PairedWe
 from tilewright.space.space import Config
 from tilewright.space.templates.cpu.fast_algebra.row_gemm import RowGemm
 from tilewright.support.arith import ceil_div
+from tilewright.support.frozen import quickly_made
 
 # Mean squares of rows that are scaled. Others run the plain loop, those with NaN and infinity too.
 _MIN_SQUARE, _MAX_SQUARE = 4.0**-LARGEST_SIZE, 4.0**LARGEST_SIZE
@@ -47,6 +48,7 @@ _PER_LINE = 64 // DType.F32.bytes
 _SQUARES = 4  # vectors that squares are summed in at a time
 
 
+@quickly_made
 @dataclass(frozen=True)
 class PairedTiling:
     """The numbers that follow from a config."""

@@ -9,12 +9,14 @@ a trial.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from tilewright import knobs
 from tilewright.graph.ir import Node, TensorType
 from tilewright.graph.task import Partition, Task, TaskCall
 from tilewright.runtime.contract import Argument, Contract, plan_digest, sealed
@@ -34,6 +36,8 @@ from tilewright.runtime.plan import (
     TensorSpec,
     VendorCall,
 )
+
+_PACKED_AT_ONCE = 4  # weights; packing one takes some times its memory
 
 
 @dataclass(frozen=True)
@@ -132,7 +136,10 @@ def link(
         constants={constant: constant.spec for constant in stored},
     )
     plan, objects = link_calls(calls, values, boundary, target, numerics=numerics, producer=producer)
-    return Linked(plan, tuple(constant.array() for constant in stored), objects)
+    # NumPy packs without the GIL, and the weights of a large model take a second.
+    with ThreadPoolExecutor(min(_PACKED_AT_ONCE, knobs.usable_cores()), "tilewright-pack") as pool:
+        arrays = tuple(pool.map(_Stored.array, stored))
+    return Linked(plan, arrays, objects)
 
 
 def link_calls(

@@ -127,11 +127,13 @@ class ContractionTiling:
     last_vectors: int = 0  # vectors of the last panel, if it is narrower than the others
     last_rows: int = 0
 
-    @cached_property
+    @property
     def last(self) -> ContractionTiling | None:
         """The tiling of the last panel, if it has its own."""
-        if not self.last_vectors:
-            return None
+        return self._narrow if self.last_vectors else None
+
+    @cached_property
+    def _narrow(self) -> ContractionTiling:
         return replace(self, rows=self.last_rows, vectors=self.last_vectors, last_rows=0, last_vectors=0)
 
 

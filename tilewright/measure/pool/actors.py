@@ -88,7 +88,7 @@ class Builder:
                 self._child.send(msgspec.msgpack.encode(Build(request.job, request.config, request.modules)))
                 reply = msgspec.msgpack.decode(self._child.receive(_BUILD_SECONDS), type=BuildReply)
             except Dead as death:
-                reply = death.failed
+                reply = Failed.of(death)
             except MeasurementError as error:  # the process does not start
                 return encode(BuildAnswer(trouble=str(error))), b""
         if isinstance(reply, Made):

@@ -55,7 +55,7 @@ class Configs:
         """The template or derived structure that a config belongs to; InternalError if there is none."""
         found = self._named(config.template)
         if found is None:
-            raise InternalError(f"no template called {config.template!r} is of {self.label}")
+            raise InternalError(f"no template called {config.template!r} computes {self.label}")
         return found
 
     def is_legal(self, config: Config) -> bool:

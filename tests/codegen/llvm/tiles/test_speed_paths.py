@@ -157,3 +157,22 @@ def test_a_load_is_not_repeated_behind_a_store_that_may_change_it() -> None:
     out = np.empty(512, np.float32)
     reads_what_it_writes[1](x, out, 256, BLOCK=256)
     np.testing.assert_array_equal(out, memory)
+
+
+@tilewright.kernel
+def into_itself(x, out, N: tl.constexpr, LEFT: tl.constexpr):
+    at = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
+    value, other = tl.load(x + at), tl.load(x + at) + 1.0
+    if LEFT:
+        result = tl.dot(value, other, value)
+    else:
+        result = tl.dot(other, value, value)
+    tl.store(out + at, result)
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_an_operand_of_dot_may_be_its_accumulator(left: bool) -> None:
+    x = np.random.default_rng(0).integers(-4, 5, (32, 32)).astype(np.float32)
+    out = np.empty_like(x)
+    into_itself[1](x, out, N=32, LEFT=left)
+    np.testing.assert_array_equal(out, x + (x @ (x + 1) if left else (x + 1) @ x))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from llvmlite import ir
 
 from tilewright.codegen.llvm.tiles.expressions import Expressions
 from tilewright.codegen.llvm.tiles.values import Buffer, Chunk, Location, register_type, tile_type
-from tilewright.codegen.llvm.types import I32, I64, Typed, splat, vector_of
+from tilewright.codegen.llvm.types import I32, I64, PTR, Typed, splat, vector_of
 from tilewright.dtypes import DType
 from tilewright.tile.ir import Op, Value
 from tilewright.tile.ops import sum_type
@@ -223,7 +224,31 @@ class Along(Expressions):
         )
 
     def dot(self, a: Buffer, b: Buffer, c: Buffer, *, fresh: bool) -> None:
-        """c += a b, or c = a b where it is fresh. A block of c stays in registers while k runs."""
+        """c += a b, or c = a b where it is fresh: by a function that all dots of these shapes and types call."""
+        assert isinstance(c.element, DType)
+        shapes = "_".join("x".join(map(str, each.shape)) for each in (a, b))
+        name = f"{self.module.name}_dot_{c.element.short}_{shapes}_{'fresh' if fresh else 'add'}"
+        function = self.module.globals.get(name)
+        if function is None:
+            function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [PTR] * 3), name)
+            function.linkage = "internal"
+            for attribute in ("nounwind", "noinline"):
+                function.attributes.add(attribute)
+            for argument in function.args:
+                argument.attributes.add("noalias")
+            outside = self.builder, self.entry
+            self.entry = function.append_basic_block("entry")
+            start = function.append_basic_block("start")
+            self.builder = ir.IRBuilder(start)
+            inside = [replace(each, pointer=p) for each, p in zip((a, b, c), function.args, strict=True)]
+            self._dot_body(*inside, fresh=fresh)
+            self.builder.ret_void()
+            ir.IRBuilder(self.entry).branch(start)
+            self.builder, self.entry = outside
+        self.builder.call(function, [each.pointer for each in (a, b, c)])
+
+    def _dot_body(self, a: Buffer, b: Buffer, c: Buffer, *, fresh: bool) -> None:
+        """A block of c stays in registers while k runs."""
         *batch, rows, depth = a.shape
         columns = b.shape[-1]
         lanes = min(columns, self.lanes)

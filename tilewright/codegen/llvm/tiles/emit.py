@@ -357,7 +357,7 @@ class _Emitter(Control):
         if len(op.operands) == 3:
             acc = op.operands[2]
             target = self.materialise(acc)
-            if target.shared or any(user not in self.done for user in self.users[acc]):
+            if target.shared or target in operands or any(user not in self.done for user in self.users[acc]):
                 target = self.materialise(acc, self.buffer(kind.element, kind.shape))
         fresh = target is None
         target = target or self.buffer(kind.element, kind.shape)

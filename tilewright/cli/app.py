@@ -11,6 +11,7 @@ import typer
 
 import tilewright
 from tilewright.cli import bench as bench_command
+from tilewright.cli import codesign as codesign_command
 from tilewright.cli import database as database_commands
 from tilewright.cli import doctor as doctor_command
 from tilewright.cli import pool as pool_commands
@@ -287,6 +288,7 @@ def _checked(source: ModelSource, compiled: CompiledModel, seed: int) -> Any:
 
 
 app.command()(report_command.report)
+app.command()(codesign_command.codesign)
 app.command()(doctor_command.doctor)
 app.add_typer(database_commands.app, name="db")
 app.add_typer(pool_commands.app, name="pool")

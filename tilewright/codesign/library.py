@@ -17,6 +17,7 @@ from tilewright.codesign.problem import LOOPS, C, K, Layer, N, P, Q, R, S
 from tilewright.hw.gemmini import GemminiMachine
 
 _OUTER = (N, Q, P, K, S, R, C)
+_SHRUNK = (N, Q, P, K, S, R, C)  # of equally large extents the first
 
 
 def library_tile(layer: Layer, machine: GemminiMachine) -> tuple[int, ...]:
@@ -89,17 +90,16 @@ def _convolution_tile(layer: Layer, machine: GemminiMachine) -> tuple[int, ...]:
 
     while not fits(tile):
         # Rows of pixels shorter than the array waste it, as long as there are several of them.
-        choices = [loop for loop in range(len(LOOPS)) if tile[loop] > 1]
+        choices = [loop for loop in _SHRUNK if tile[loop] > 1]
         kept = [loop for loop in choices if not (loop == P and tile[P] <= dim and tile[Q] > 1)]
         loop = max(kept or choices, key=lambda loop: tile[loop])
         tile[loop] = smaller(loop)
     grew = True
     while grew:
         grew = False
-        for loop in (P, *(loop for loop in range(len(LOOPS)) if loop != P)):
+        for loop in (P, *(loop for loop in _SHRUNK if loop != P)):
             larger = list(tile)
-            step = dim if loop in (C, K) and tile[loop] >= dim else 1
-            larger[loop] = min(layer.extents[loop], tile[loop] + step)
+            larger[loop] = min(layer.extents[loop], tile[loop] + 1)
             if larger != tile and fits(larger):
                 tile, grew = larger, True
     return tuple(tile)

@@ -21,7 +21,7 @@ from functools import cached_property
 import numpy as np
 
 from tilewright.codesign.mapping import ACCUMULATOR, DRAM, LEVELS, REGISTERS, SCRATCHPAD, Hardware, Mappings
-from tilewright.codesign.problem import LOOPS, RELEVANT, C, K, N, Nests, P, Q, R, S
+from tilewright.codesign.problem import LOOPS, RELEVANT, TENSORS, C, K, N, Nests, P, Q, R, S
 from tilewright.codesign.quantity import Quantity, largest, product, smaller, whole
 from tilewright.hw.gemmini import KIB, AccessEnergy, GemminiMachine
 
@@ -47,6 +47,7 @@ class Estimate:
     parts: dict[str, Quantity]  # cycles of each of BOUNDS alone
     accesses: dict[tuple[str, str], Quantity]  # words by (level, tensor)
     tiles: dict[str, Quantity]  # words that a mapping needs in the scratchpad, and in all of the accumulator
+    fetches: dict[str, Quantity]  # how often DRAM's loops bring in a tile of each tensor
 
     @cached_property
     def edp(self) -> Quantity:
@@ -84,8 +85,9 @@ class Model:
         loops = _Loops(nests, mappings, hardware, gradients)
         macs, rows, columns = loops.macs, loops.coordinate(ROWS), loops.coordinate(COLUMNS)
         weight_fills = rows * columns * loops.fetches("weights", ACCUMULATOR)
-        weights = loops.tile("weights", SCRATCHPAD) * loops.fetches("weights", DRAM)
-        inputs = loops.tile("inputs", SCRATCHPAD) * loops.fetches("inputs", DRAM)
+        fetches = {tensor: loops.fetches(tensor, DRAM) for tensor in TENSORS}
+        weights = loops.tile("weights", SCRATCHPAD) * fetches["weights"]
+        inputs = loops.tile("inputs", SCRATCHPAD) * fetches["inputs"]
         if self.sliding:
             inputs = inputs * (1.0 - loops.overlap())
         stored = loops.tile("outputs", ACCUMULATOR) * loops.fetches("outputs", SCRATCHPAD)
@@ -119,7 +121,7 @@ class Model:
             "scratchpad": loops.tile("weights", SCRATCHPAD) + loops.tile("inputs", SCRATCHPAD),
             "accumulator": loops.tile("outputs", ACCUMULATOR),
         }
-        return Estimate(cycles, picojoules * 1e-6, parts, accesses, tiles)
+        return Estimate(cycles, picojoules * 1e-6, parts, accesses, tiles, fetches)
 
     def _on_chip(self, loops: _Loops) -> dict[str, Quantity | float]:
         """Picojoules of an access to each memory."""

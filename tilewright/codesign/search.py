@@ -139,12 +139,13 @@ class _Search:
                 return
 
     def descend(self, rng: np.random.Generator, starts: int, steps: int, importance: bool) -> None:
-        self._stage = "descent"
+        self._stage, began = "descent", time.monotonic()
         descent = Descent(self.evaluator, self.limits, starts, rng, importance)
         for _ in range(steps):
             losses = descent.step()
             self.report()
-            if self.spent(_DESCENT_SHARE):
+            # The first design may have taken long: the descent has its share nevertheless.
+            if self.spent(1.0) or time.monotonic() - began >= _DESCENT_SHARE * self.budget.seconds:
                 break
         self._stage = "exact mapping"
         points = descent.hardware()

@@ -238,34 +238,6 @@ def dosa(
             descent.step()
             if (step + 1) % between == 0:
                 for start in range(starts):
-                    found = _rounded(evaluator, descent, start)
-                    if found.within(limits) and (best is None or found.edp < best.edp):
+                    found = descent.rounded(start)
+                    if found is not None and found.within(limits) and (best is None or found.edp < best.edp):
                         best = found
-
-
-def _rounded(evaluator: Evaluator, descent: Descent, start: int) -> Design:
-    """Factors to the nearest divisors of what is left, from the innermost to the outermost."""
-    network = evaluator.network
-    count = len(network)
-    mappings = descent.mappings(np.arange(count)).take(slice(start * count, (start + 1) * count))
-    factors = np.ones_like(mappings.factors)
-    spatial = np.ones((count, 2))
-    for row, layer in enumerate(network.layers):
-        for loop, extent in enumerate(layer.extents):
-            left = extent
-            if loop in (C, K):
-                wanted = (mappings.rows, mappings.columns)[loop - C][row]
-                spatial[row, loop - C] = _nearest_divisor(left, wanted, descent.limits.dim)
-                left //= int(spatial[row, loop - C])
-            for level in range(3):
-                factors[row, level, loop] = _nearest_divisor(left, mappings.factors[row, level, loop])
-                left //= int(factors[row, level, loop])
-            factors[row, 3, loop] = left
-    return evaluator.smallest(Mappings(factors, spatial[:, 0], spatial[:, 1], mappings.order))
-
-
-def _nearest_divisor(number: int, wanted: float, most: int | None = None) -> int:
-    divisors = [
-        each for each in range(1, number + 1) if number % each == 0 and (most is None or each <= most)
-    ]
-    return min(divisors, key=lambda each: abs(each - wanted))

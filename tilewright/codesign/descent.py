@@ -14,8 +14,9 @@ import numpy as np
 
 from tilewright.codesign.mapping import DRAM, DRAM_ORDERS, INNER_ORDER, LEVELS, Hardware, Mappings
 from tilewright.codesign.model import ACCUMULATOR_WORDS, COLUMNS, DIM, ROWS, SCRATCHPAD_WORDS, Model
-from tilewright.codesign.network import Evaluator, Limits
+from tilewright.codesign.network import Design, Evaluator, Limits
 from tilewright.codesign.problem import LOOPS, C, K, N, P, Q, R, S
+from tilewright.errors import HardwareRangeError
 from tilewright.hw.gemmini import KIB
 
 _LOOPS, _FACTORS = len(LOOPS), len(LEVELS) * len(LOOPS)
@@ -248,3 +249,34 @@ class Descent:
     def hardware(self) -> np.ndarray:
         """[starts, 3]: rows of PEs, words of scratchpad and of accumulator, of the mappings as they are now."""
         return np.asarray(self._needs.max(axis=1))
+
+    def rounded(self, start: int) -> Design | None:
+        """The mappings of a start with whole factors, on the least hardware that runs them: each factor becomes the
+        nearest divisor of what is left of its loop, from the innermost level to the outermost. None where a memory
+        would be larger than any."""
+        network = self.evaluator.network
+        count = len(network)
+        mappings = self.mappings(np.arange(count)).take(slice(start * count, (start + 1) * count))
+        factors = np.ones_like(mappings.factors)
+        spatial = np.ones((count, 2))
+        for row, layer in enumerate(network.layers):
+            for loop, left in enumerate(layer.extents):
+                if loop in (C, K):
+                    wanted = (mappings.rows, mappings.columns)[loop - C][row]
+                    spatial[row, loop - C] = _nearest_divisor(left, wanted, self.limits.dim)
+                    left //= int(spatial[row, loop - C])
+                for level in range(DRAM):
+                    factors[row, level, loop] = _nearest_divisor(left, mappings.factors[row, level, loop])
+                    left //= int(factors[row, level, loop])
+                factors[row, DRAM, loop] = left
+        try:
+            return self.evaluator.smallest(Mappings(factors, spatial[:, 0], spatial[:, 1], mappings.order))
+        except HardwareRangeError:
+            return None
+
+
+def _nearest_divisor(number: int, wanted: float, most: int | None = None) -> int:
+    divisors = [
+        each for each in range(1, number + 1) if number % each == 0 and (most is None or each <= most)
+    ]
+    return min(divisors, key=lambda each: abs(each - wanted))

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tilewright.codesign.descent import Descent
+from tilewright.codesign.library import library_mapping
 from tilewright.codesign.mapping import Needs, needs
-from tilewright.codesign.network import Design, Evaluator, Limits, Network, machine_for
+from tilewright.codesign.network import Design, Evaluator, Limits, Network, joined, machine_for
 from tilewright.errors import HardwareRangeError
 from tilewright.hw.gemmini import KIB, MEMORY_RANGE, GemminiMachine
 
@@ -51,7 +52,7 @@ class Exploration:
     """What a search has found; it can be looked at while the search runs."""
 
     limits: Limits
-    designs: list[Design] = field(default_factory=list)  # all that were mapped exactly
+    designs: list[Design] = field(default_factory=list)  # all hardware points with mappings of all layers
     history: list[Progress] = field(default_factory=list)
     interrupted: bool = False
     seconds: float = 0.0
@@ -130,12 +131,17 @@ class _Search:
         self._stage = "first design"
 
     def first(self) -> None:
-        """So that there is one whenever the search is ended: a machine small enough for the limits."""
-        for dim, kib in ((16, 64), (8, 16), (4, 4), (1, 1)):
+        """So that there is one whenever the search is ended: the library's tiling, on a machine within the limits."""
+        for dim, kib in ((16, 256), (16, 64), (8, 16), (4, 4), (1, 1)):
             machine = replace(
                 self.evaluator.base, dim=dim, scratchpad=kib * KIB, accumulator=max(kib // 4, 1) * KIB
             )
-            if self.limits.admit(machine) and self.map(machine).within(self.limits):
+            if not self.limits.admit(machine):
+                continue
+            tiles = [library_mapping(layer, machine) for layer in self.evaluator.network.layers]
+            self.found.designs.append(self.evaluator.design(machine, joined(tiles)))
+            self.report()
+            if self.found.designs[-1].within(self.limits):
                 return
 
     def descend(self, rng: np.random.Generator, starts: int, steps: int, importance: bool) -> None:
@@ -147,6 +153,7 @@ class _Search:
             # The first design may have taken long: the descent has its share nevertheless.
             if self.spent(1.0) or time.monotonic() - began >= _DESCENT_SHARE * self.budget.seconds:
                 break
+        self.found.designs += [one for one in map(descent.rounded, range(starts)) if one is not None]
         self._stage = "exact mapping"
         points = descent.hardware()
         for start in np.argsort(losses):

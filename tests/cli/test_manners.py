@@ -150,7 +150,7 @@ def test_a_damaged_program_is_one_message(tmp_path: Path) -> None:
     (tmp_path / "damaged.pt2").write_bytes(b"PK\x03\x04 no program")
     done = process("compile", "damaged.pt2", folder=tmp_path)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 2, "with nothing of PyTorch's log"
-    assert done.stderr.startswith("error: damaged.pt2 is no exported program")
+    assert done.stderr.startswith("error: damaged.pt2 is not an exported program")
 
 
 def test_inputs_that_do_not_fit_are_one_message(cli: Command, tmp_path: Path) -> None:
@@ -397,3 +397,23 @@ def test_positional_and_keyword_inputs_of_a_function(cli: Command, tmp_path: Pat
     checked = json.loads(cli("check", "mine:both", "--no-passes", "--json").out)
     assert checked["ok"]
     assert os.path.exists(tmp_path / "both.tw")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(1.26, "1260"), (0.9996, "1000"), (0.0336, "33.6"), (53e-6, "0.053"), (0.0, "0")]
+)
+def test_times_have_no_exponent(seconds: float, text: str) -> None:
+    assert output.milliseconds(seconds) == text
+
+
+def test_help_breaks_lines_at_the_terminal_only() -> None:
+    """A line break in a docstring's first paragraph would be one in the list of commands."""
+    from tilewright.cli.app import app
+    from tilewright.cli.database import app as database
+
+    commands = [*app.registered_commands, *database.registered_commands]
+    assert len(commands) > 10
+    for command in commands:
+        assert command.callback is not None
+        first = (command.callback.__doc__ or "").partition("\n\n")[0]
+        assert first and "\n" not in first, command.callback.__name__

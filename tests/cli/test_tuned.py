@@ -216,7 +216,7 @@ def test_every_command_that_compiles_takes_the_same_options() -> None:
         (("compile", *ZOO, "--target", "sm_70"), 1, "compute capability 7.0"),
         (("tune", *ZOO, "--lock", "absent/x.lock"), 1, "there is no folder absent"),
         (("compile", *ZOO, "--lock", "broken.lock"), 1, "broken.lock is not a lock file"),
-        (("check", "damaged.pt2"), 1, "damaged.pt2 is no exported program, or a damaged one"),
+        (("check", "damaged.pt2"), 1, "damaged.pt2 is not an exported program, or is damaged"),
         (("compile", "mine:raises"), 1, "mine.py:2, in raises: return {}['weights']"),
         (("compile", "syntax:make"), 1, "syntax:make raised SyntaxError"),
         (("compile", "mine:absent"), 1, "mine has no function 'absent'"),

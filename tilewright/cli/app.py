@@ -145,8 +145,7 @@ def tune(
     token_file: Annotated[Path | None, typer.Option("--token-file", help="the pool's token")] = None,
     json: JSON = False,
 ) -> None:
-    """Measure candidates for the kernels of one or more models, and keep the winners: every later compilation uses
-    them."""
+    """Measure candidates for the kernels of one or more models, and keep the winners for later compilations."""
     from tilewright.tune.progress import Progress
 
     if pool is None and (device or token_file):
@@ -250,8 +249,10 @@ def check(
     ] = True,
     json: JSON = False,
 ) -> None:
-    """Compare a compiled model with PyTorch, or with onnx's reference, in float64, and its graph after every pass
-    with the imported graph; on a mismatch, name the first task or pass that deviates."""
+    """Compare a compiled model with PyTorch or onnx's reference in float64, and name the first wrong task or pass.
+
+    The graph after every pass is compared with the imported graph too, unless --no-passes is given.
+    """
     source = load_source(model, build)
     compiled, _ = compiled_source(source, build, json)
     report = _checked(source, compiled, build.seed)

@@ -23,7 +23,7 @@ from tilewright.cli.models import (
     refuse_trusted,
 )
 from tilewright.cli.options import JSON, MODEL, BuildOptions, compiling
-from tilewright.cli.output import INTERRUPTED, console, err, print_json, print_table, working
+from tilewright.cli.output import INTERRUPTED, console, err, milliseconds, print_json, print_table, working
 
 if TYPE_CHECKING:
     import numpy as np
@@ -264,8 +264,8 @@ def show(comparison: Comparison) -> None:
     rows = [
         (
             row.label,
-            f"{row.seconds * 1e3:.3g}",
-            f"{(row.fastest or 0.0) * 1e3:.3g}",
+            milliseconds(row.seconds),
+            milliseconds(row.fastest or 0.0),
             "" if row.speedup is None else f"{row.speedup:.2f}x",
             "" if row.error is None else f"{row.error:.1e}",
         )
@@ -273,8 +273,8 @@ def show(comparison: Comparison) -> None:
         if row.seconds is not None
     ]
     if comparison.seconds is not None:
-        fastest = f"{(comparison.fastest or 0.0) * 1e3:.3g}"
-        rows.append(("Tilewright", f"{comparison.seconds * 1e3:.3g}", fastest, "", ""))
+        fastest = milliseconds(comparison.fastest or 0.0)
+        rows.append(("Tilewright", milliseconds(comparison.seconds), fastest, "", ""))
     print_table(title, ("", "median ms", "fastest", "Tilewright's speedup", "difference"), rows)
     if comparison.load > _BUSY:
         err.print(

@@ -121,7 +121,7 @@ def _environment(facts: dict[str, Any]) -> Iterator[Finding]:
     unknown = sorted(name for name in os.environ if name.startswith("TILEWRIGHT_") and name not in known)
     for name in unknown:
         remedy = did_you_mean(name, known) or f"unset {name}"
-        yield Finding(PROBLEM, "environment", f"{name} is no option of Tilewright, and is ignored", remedy)
+        yield Finding(PROBLEM, "environment", f"{name} is not an option of Tilewright and is ignored", remedy)
     states = []
     for option in knobs.OPTIONS:
         try:

@@ -112,6 +112,12 @@ def print_json(data: Any) -> None:
     sys.stdout.write(json.dumps(data, indent=2, default=str) + "\n")
 
 
+def milliseconds(seconds: float) -> str:
+    """Three significant digits, never with an exponent: `1260`, `33.6`, `0.053`."""
+    value = seconds * 1e3
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def print_table(
     title: str,
     columns: Sequence[str],

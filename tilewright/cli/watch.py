@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from tilewright.cli.output import milliseconds
 from tilewright.support.trace import Event
 from tilewright.tune.progress import Progress, TaskProgress
 
@@ -120,7 +121,7 @@ def _row(task: TaskProgress) -> tuple[str, ...]:
 
 
 def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"
+    return f"{milliseconds(seconds)} ms"
 
 
 def _share(gain: float | None) -> str:

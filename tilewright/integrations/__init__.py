@@ -1,1 +1,1 @@
-"""Tilewright inside other frameworks' own interfaces: torch.compile's backends, ONNX's backend class."""
+"""Integrations with other frameworks' interfaces: the torch.compile backend and the ONNX backend class."""

@@ -1,8 +1,8 @@
-"""The warning about what stays in PyTorch: which operators, where, and their share of the model's time.
+"""The warning about operators that stay in PyTorch: which ones, where, and their share of the model's time.
 
-The share is an estimate. Of each operator, and of each compiled kernel, the operations and the bytes are counted from
-the shapes, and the least time for both at the machine's nominal rates is taken (`cost.bounds`); an operator of PyTorch
-has the cost of its call alongside that.
+The share is an estimate. The operations and bytes of each operator and each compiled kernel are counted from the
+shapes and converted to the minimum time at the machine's nominal rates (`cost.bounds`); PyTorch operators also have a
+call overhead.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from tilewright.frontend.torch.left import Left
 from tilewright.runtime.plan import Plan
 from tilewright.targets.resolve import resolve_target
 
-_CALL = 5e-6  # seconds from one operator of PyTorch to the next, whatever it computes
-_NAMED = 6  # operators that a message names
+_CALL = 5e-6  # seconds of overhead per PyTorch operator
+_NAMED = 6  # maximum operators that a message names
 
 
 def share_left(left: Sequence[Left], plans: Iterable[Plan], target: str) -> float:
-    """Of the predicted time of a graph, the part that PyTorch runs."""
+    """The share of a graph's predicted time that runs in PyTorch."""
     machine = resolve_target(target).machine
     theirs = sum(least_seconds(each.flops, each.bytes, machine) + _CALL for each in left)
     steps = [
@@ -30,7 +30,7 @@ def share_left(left: Sequence[Left], plans: Iterable[Plan], target: str) -> floa
 
 
 def left_message(left: Sequence[Left], operators: int, share: float) -> str:
-    """What the warning says. `operators`: how many the graph has."""
+    """The text of the warning. `operators`: the number of operators in the graph."""
     rows: dict[tuple[str, str], list[str]] = {}
     for each in left:
         rows.setdefault((each.operator, each.reason), []).append(each.location)

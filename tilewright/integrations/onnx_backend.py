@@ -3,14 +3,14 @@
     rep = TilewrightBackend.prepare(onnx.load("model.onnx"))
     outputs = rep.run([x])
 
-Kernels are made for shapes, and an ONNX model may compute shapes from the *values* of its inputs: the target of a
-Reshape, the bounds of a Slice, the axes of a sum, the k of a TopK. So a model is compiled for what its first call
-brings: the shapes of all inputs, and the values of those that decide shapes, which become constants. Later calls are
-checked against both; other shapes or other such values compile another variant. The last `MAX_VARIANTS` are kept. (For
-shapes alone, and a bounded number of compilations, there is `tilewright.compile(..., dynamic=True)`.)
-A model that needs neither is compiled by `prepare`, so that its errors come early.
+Kernels have fixed shapes, and an ONNX model may compute shapes from the *values* of its inputs: the target of a
+Reshape, the bounds of a Slice, the axes of a sum, the k of a TopK. So a model is compiled for its first call: for the
+shapes of all inputs, and for the values of those that decide shapes, which become constants. Later calls are checked
+against both; other shapes or values compile another variant, and the last `MAX_VARIANTS` are kept.
+(`tilewright.compile(..., dynamic=True)` handles shapes alone, with a bounded number of compilations.) `prepare`
+compiles a model that needs neither, so that errors are reported early.
 
-Numerics are strict unless asked otherwise: the standard defines every operator by itself, its rounding included.
+Numerics are strict by default, because the standard defines each operator separately, including its rounding.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_VARIANTS = Policy().limit
 @dataclass(frozen=True)
 class ShapeVariant:
     model: CompiledModel
-    pinned: Mapping[str, np.ndarray]  # inputs that it takes to have these values, by name
+    pinned: Mapping[str, np.ndarray]  # inputs whose values are compiled in, by name
 
     def serves(self, inputs: Mapping[str, Any]) -> bool:
         leaves = dict(_leaves(inputs))
@@ -44,7 +44,7 @@ class ShapeVariant:
 
 
 class TilewrightRep(BackendRep):
-    """A prepared model: called with its inputs, in order or by name."""
+    """A prepared model: call it with its inputs, in order or by name."""
 
     def __init__(self, model: onnx.ModelProto, options: Mapping[str, Any]) -> None:
         self.model = model
@@ -57,7 +57,9 @@ class TilewrightRep(BackendRep):
         try:
             self.general: CompiledModel | None = self._compiled(import_onnx(model))
         except (UnknownShapeError, UnsupportedOpsError):
-            self.general = None  # what a call brings may help; if not, its errors are those of the first call
+            self.general = (
+                None  # a call may provide what is missing; if not, the first call reports the error
+            )
 
     def run(self, inputs: Any, **kwargs: Any) -> Any:
         """The outputs, as a namedtuple in the model's order."""
@@ -71,7 +73,7 @@ class TilewrightRep(BackendRep):
         return self._result(*([results] if len(self.output_names) == 1 else results))
 
     def variant(self, named: Mapping[str, Any]) -> ShapeVariant:
-        """The variant for these inputs; compiled, if there is none yet."""
+        """The variant for these inputs; it is compiled if there is none yet."""
         key = tuple((name, leaf.dtype.str, leaf.shape) for name, leaf in _leaves(named))
         known = self.variants.setdefault(key, [])
         self.variants.move_to_end(key)
@@ -132,7 +134,7 @@ class TilewrightBackend(Backend):
         outputs_info: Sequence[tuple[np.dtype[Any], tuple[int, ...]]] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """The node as a model of its own. `opset_version` among the options says which opset it is of."""
+        """Run a node as a model of its own. The option `opset_version` gives its opset."""
         opset = kwargs.pop("opset_version", onnx.defs.onnx_opset_version())
         names = [name for name in node.input if name]
         values = [inputs[name] for name in names] if isinstance(inputs, Mapping) else list(inputs)
@@ -160,7 +162,7 @@ def _as_value(value: Any) -> Any:
 
 
 def _leaves(named: Mapping[str, Any]) -> list[tuple[str, np.ndarray]]:
-    """Every array among the inputs, with the name that the importer gives it."""
+    """Every array among the inputs, with the importer's name for it."""
     found: list[tuple[str, np.ndarray]] = []
     for name, value in named.items():
         if isinstance(value, list):

@@ -1,13 +1,13 @@
-"""Is a compiled ONNX model right? `check_onnx`, the counterpart of `measure.bisect.check_model`.
+"""Check whether a compiled ONNX model is correct: `check_onnx`, the counterpart of `measure.bisect.check_model`.
 
-There are two references, each in float64 and each also in the model's own types, whose error says what is to be
-expected. Our own graph, as the importer made it, run by the oracle: if the compiled model is far from that, a rewrite
-or a kernel is wrong, and `measure.bisect` names the first task that deviates. And onnx's reference implementation, run
-on the model with its floats widened: if that is far while the graph is right, the importer is wrong (or the reference
-is), and the report names the first value of the model at which the two part.
+There are two references, each in float64 and in the model's own types, whose error shows what to expect. The first is
+the imported graph, run by the oracle: if the compiled model deviates from it, a rewrite or a kernel is wrong, and
+`measure.bisect` names the first such task. The second is onnx's reference implementation, run on the model with its
+floats widened: if only that deviates, the importer (or the reference) is wrong, and the report names the first value
+at which the two differ.
 
-A quantised model rounds to integers inside, so that float64 gives not a more exact result but another one: both
-references are then taken in the model's own types.
+A quantised model rounds to integers inside, so float64 gives a different result, not a more exact one: both
+references then use the model's own types.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from tilewright.runtime.model import CompiledModel
 from tilewright.support.budget import Budget
 
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
-_TYPE_ATTRIBUTES = ("to", "dtype")  # of Cast, EyeLike, SequenceEmpty and their like
-_VALUE_BOUND = 1e-6  # of one value in float64: the constants of some of the reference's formulas are float32
+_TYPE_ATTRIBUTES = ("to", "dtype")  # of Cast, EyeLike, SequenceEmpty and similar operators
+_VALUE_BOUND = 1e-6  # for one value in float64: some constants in the reference are float32
 
 
 @dataclass(frozen=True)
 class ValueDeviation:
-    """The first value of the model at which the imported graph is not what the reference says."""
+    """The first value of the model at which the imported graph differs from the reference."""
 
     name: str
     operator: str
@@ -55,7 +55,7 @@ class OnnxReport:
     oracle: CheckReport  # against the imported graph, run by the oracle
     reference: CheckReport | None  # against onnx's reference; None: it cannot run the model
     skipped: str = ""  # why it cannot
-    value: ValueDeviation | None = None  # where the reference and the graph part, if they do
+    value: ValueDeviation | None = None  # where the reference and the graph first differ, if they do
 
     @property
     def ok(self) -> bool:
@@ -91,7 +91,7 @@ def check_onnx(compiled: CompiledModel, model: Any, inputs: Any = None, *, seed:
     try:
         theirs = source.run(named)
         right = theirs if source.quantised else source.run(named, wide=True)
-    except Exception as error:  # the reference runs what it can and raises anything for the rest
+    except Exception as error:  # the reference may raise anything for what it does not support
         return OnnxReport(
             oracle, None, f"it cannot run the model: {type(error).__name__}: {_first_line(error)}"
         )
@@ -139,7 +139,7 @@ def _first_line(error: Exception) -> str:
 
 
 class _Source:
-    """A model as onnx's reference runs it: its external data read, by the rules of the importer."""
+    """A model for onnx's reference: its external data is read by the importer's rules."""
 
     def __init__(self, model: Any) -> None:
         loaded = load(model)
@@ -187,7 +187,7 @@ class _Source:
             return
         elif attribute.name in _TYPE_ATTRIBUTES and attribute.i in _FLOATS:
             attribute.i = TensorProto.DOUBLE
-        elif attribute.name in ("value_float", "value_floats"):  # of Constant, which makes float32 of them
+        elif attribute.name in ("value_float", "value_floats"):  # of Constant, which makes them float32
             value = attribute.f if attribute.name == "value_float" else list(attribute.floats)
             attribute.Clear()
             attribute.name, attribute.type = "value", AttributeProto.TENSOR
@@ -232,7 +232,8 @@ def _rounds(node: onnx.NodeProto) -> bool:
 def _first_value(
     source: _Source, imported: ImportedModel, named: Mapping[str, Any], leaves: Sequence[np.ndarray]
 ) -> ValueDeviation | None:
-    """Where the graph and the reference part, both in float64 (of quantised models, in their own types)."""
+    """The first difference between the graph and the reference, both in float64 (for quantised models, in their own
+    types)."""
     wide = not source.quantised
     values = source.run(named, wide=wide, intermediate=True)
     nodes = {node.name: node for node in imported.graph.nodes() if node.name and not node.is_input}

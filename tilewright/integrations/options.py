@@ -1,4 +1,4 @@
-"""What `torch.compile(model, backend="tilewright", options={...})` takes, checked before anything is compiled."""
+"""The options of `torch.compile(model, backend="tilewright", options={...})`, checked before anything is compiled."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tilewright.tune.lock import Lock, check_lockable, read_lock, write_lock
 
 
 class BackendOptionError(OptionError, ShortenTraceback):
-    """An option that the backend does not have, or a value that it cannot have. Being one of Dynamo's own errors, it
-    reaches the caller as it is, without advice to report a bug of PyTorch's."""
+    """An unknown option of the backend, or an invalid value. It derives from one of Dynamo's errors, so that it
+    reaches the caller unchanged, without advice to report a PyTorch bug."""
 
     def __init__(self, message: str, *, remedy: str | None = None) -> None:
         self.message = message
@@ -32,27 +32,27 @@ class BackendOptionError(OptionError, ShortenTraceback):
 
 @dataclass(frozen=True)
 class Options:
-    """Those of `tilewright.compile`, and a few of the backend's own."""
+    """The options of `tilewright.compile`, and some of the backend's own."""
 
     numerics: str | None = None  # one of driver.NUMERICS
     threads: int | None = None
-    target: str | CpuMachine | None = None  # None: where the tensors are
+    target: str | CpuMachine | None = None  # None: the tensors' device
     effort: str = "none"
-    budget: float | str | None = None  # of each graph, for each of its sizes
+    budget: float | str | None = None  # per graph and size
     seed: int = 0
     search: str = "guided"
     cost_model: str = "boosted"
     allocation: str = "gradient"
     db: str | Path | None = None
-    lock: str | Path | None = None  # of all graphs together
-    freeze: bool = True  # parameters and buffers are constants
-    variants: int = 16  # sizes of one graph that are compiled at most
-    fallback: bool = True  # False: our own failures, and unsupported operators, are errors
-    observe: Callable[[Any], None] | None = None  # told what became of each graph
+    lock: str | Path | None = None  # shared by all graphs
+    freeze: bool = True  # whether parameters and buffers are constants
+    variants: int = 16  # maximum compiled sizes per graph
+    fallback: bool = True  # False: internal failures and unsupported operators are errors
+    observe: Callable[[Any], None] | None = None  # receives the outcome of each graph
 
     @staticmethod
     def of(given: Mapping[str, Any] | None) -> Options:
-        """BackendOptionError for what is none of them."""
+        """Parse the options; BackendOptionError for unknown ones."""
         known = [field.name for field in fields(Options)]
         unknown = sorted(set(given or {}) - set(known))
         if unknown:
@@ -92,7 +92,7 @@ class Options:
             _lock_files.begin(Path(self.lock))
 
     def target_for(self, device: str) -> str | CpuMachine:
-        """What tensors of `device` ("cpu", "cuda:1") are compiled for."""
+        """The target for tensors of `device` ("cpu", "cuda:1")."""
         if self.target is None:
             return device
         described = isinstance(self.target, CpuMachine)
@@ -124,8 +124,8 @@ class Options:
 
 
 class _LockFiles:
-    """Lock files that several graphs share. One that exists when this process first names it is obeyed; another is
-    written, a graph after the other, and later processes obey that."""
+    """Lock files that several graphs share. A file that exists when this process first uses it is obeyed; otherwise
+    it is written, graph by graph, and later processes obey it."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()

@@ -9,37 +9,38 @@ Dynamo cuts Python into graphs; each graph is compiled here when it is first cal
 What runs where
     A graph that can be imported whole is one compiled model. Operators that cannot be imported stay with PyTorch, and
     the rest of the graph is compiled around them; one warning per graph names them, with their share of the predicted
-    time (`left_in_torch`). A failure of our own is a warning, once per graph, and that graph runs in PyTorch.
+    time (`left_in_torch`). An internal failure is a warning, once per graph, and that graph runs in PyTorch.
 
-    Tensors of an NVIDIA GPU are computed on that GPU, in one CUDA graph for each compiled region.
+    Tensors on an NVIDIA GPU are computed there, with one CUDA graph per compiled region.
 
-    What was tuned before, by `tilewright tune` or with `options={"effort": "quick"}`, is used: see `options.py` for all
+    Earlier tuning results, of `tilewright tune` or `options={"effort": "quick"}`, are used; see `options.py` for all
     options.
 
-    `torch.autocast` is followed, inside the model and around it. The `mode` of torch.compile says nothing here.
+    `torch.autocast` is respected, inside the model and around it. The `mode` of torch.compile has no effect.
 
 Gradients
-    Compiled models compute none. Where gradients are enabled and an argument (a parameter, say) asks for them, the
-    graph runs in PyTorch, with its own autograd; a warning says so once. Call the model under `torch.no_grad()` or
+    Compiled models compute no gradients. If gradients are enabled and an argument (such as a parameter) requires
+    them, the graph runs in PyTorch with autograd, with one warning. Call the model under `torch.no_grad()` or
     `torch.inference_mode()`.
 
 Writes and shared memory
-    A graph that writes to its arguments (a cache of keys and values) is compiled as a function, and the new values are
-    copied back. One that also returns a part of what it wrote, or whose written argument shares memory with another,
-    runs in PyTorch. Results that are views of arguments, or of each other, are made by PyTorch from ours.
+    A graph that writes to its arguments (a cache of keys and values) is compiled as a function, and the new values
+    are copied back. A graph that also returns a part of what it wrote, or whose written argument shares memory with
+    another, runs in PyTorch. Results that are views of arguments or of each other are made by PyTorch from
+    Tilewright's results.
 
 Weights
-    Parameters and buffers are constants of the compiled model, which keeps its own copy of them in the order that its
-    kernels want. A write to one of them is noticed by its version counter, and from then on the graph is compiled with
-    its weights as inputs; a write that PyTorch does not count (through `.data`, or NumPy) is not noticed: for models
-    that are changed so, `options={"freeze": False}`. The first few modules that share a graph are frozen each by
-    itself; those after them share one model with weights as inputs.
+    Parameters and buffers are constants of the compiled model, which keeps its own copy of them in its kernels'
+    layout. A write to one of them is detected by its version counter; from then on the graph is compiled with its
+    weights as inputs. A write that PyTorch does not count (through `.data`, or NumPy) is not detected; use
+    `options={"freeze": False}` for models that are changed this way. The first few modules that share a graph are
+    frozen separately; later ones share one model with weights as inputs.
 
 Shapes that change
-    Symbolic sizes are accepted, and so are numbers that Dynamo passes as tensors. Every size is compiled by itself,
-    into a bounded table; `runtime.dispatch` has the policy. `variants` is its limit. Calls that have no variant run in
-    PyTorch, as fast as PyTorch runs them; a warning says so, once per graph. A graph without symbolic sizes is called
-    only with what Dynamo's guards let through, and its inputs are not checked again.
+    Symbolic sizes are accepted, and so are numbers that Dynamo passes as tensors. Every size is compiled separately,
+    into a bounded table; `runtime.dispatch` has the policy, and `variants` is the limit. Calls without a variant run
+    in PyTorch, with one warning per graph. A graph without symbolic sizes is called only with inputs that pass
+    Dynamo's guards, so they are not checked again.
 """
 
 from __future__ import annotations
@@ -83,13 +84,13 @@ _WEIGHT_SETS = 4  # modules sharing one graph whose weights become constants
 
 @dataclass(frozen=True)
 class RegionOutcome:
-    """What became of a graph at one set of sizes."""
+    """The outcome of compiling a graph at one set of sizes."""
 
     kind: str  # "compiled", "split", "torch" (nothing in it to compile), "failed"
     regions: int = 0
-    left: Mapping[str, str] = field(default_factory=dict)  # nodes that PyTorch runs -> why
+    left: Mapping[str, str] = field(default_factory=dict)  # nodes that run in PyTorch -> reason
     error: str = ""
-    share: float = 0.0  # of the graph's estimated time, what PyTorch runs
+    share: float = 0.0  # share of the graph's estimated time that runs in PyTorch
 
 
 def backend(
@@ -105,7 +106,7 @@ def backend(
 
 
 def register() -> None:
-    """Makes the name "tilewright" known to torch.compile where the package is not installed, as in a checkout."""
+    """Make the name "tilewright" known to torch.compile if the package is not installed, as in a checkout."""
     from torch._dynamo.backends import registry
 
     if NAME not in registry._COMPILER_FNS:
@@ -113,12 +114,12 @@ def register() -> None:
 
 
 Runner = Callable[[Sequence[Any]], Any]
-# What runs a call, what became of the graph, and what the user is told: (key, text); None: nothing.
+# Runs a call; the outcome of the graph; and the warning for the user as (key, text), or None.
 Made = tuple[Runner, RegionOutcome, tuple[str, str] | None]
 
 
 class CompiledGraph:
-    """A graph of Dynamo, called with its flat arguments. Variants for sizes are made as they come."""
+    """A graph of Dynamo, called with its flat arguments. Variants for sizes are compiled when they first occur."""
 
     def __init__(self, module: fx.GraphModule, options: Options) -> None:
         self._module = module
@@ -126,27 +127,27 @@ class CompiledGraph:
         self._eager: Callable[..., Any] = module.forward
         self._policy = Policy(limit=options.variants)
         self._weights = _weight_positions(module) if options.freeze else ()
-        # The arguments whose sizes choose a variant; None: all of them.
+        # The arguments whose sizes select a variant; None: all of them.
         count = sum(node.op == "placeholder" for node in module.graph.nodes)
         self._changing = [i for i in range(count) if i not in set(self._weights)] if self._weights else None
-        # Tensors that the graph holds itself, as those of tracing without inlined modules do.
+        # Tensors that the graph holds itself, as when tracing without inlined modules.
         self._own = [t for t in (*module.parameters(), *module.buffers()) if not t.is_inference()]
         self._scalars = captured.scalar_positions(module)
-        # Dynamo calls a graph without symbolic sizes only with those that it was captured for.
+        # Dynamo calls a graph without symbolic sizes only with the sizes that it was captured for.
         self._one_size = not self._own and not self._scalars and _sizes_are_known(module)
-        self._last: Runner | None = None  # what ran the last call, if the next one must be like it
+        self._last: Runner | None = None  # the runner of the last call, if the next one must be like it
         self._tables: dict[Any, VariantTable[Runner]] = {}
         self._sets: dict[Any, tuple[list[torch.Tensor], list[int]]] = {}
         self._lock = threading.Lock()
-        self._told = False  # that some sizes run in PyTorch
+        self._told = False  # whether the user was told that some sizes run in PyTorch
 
     @property
     def variants(self) -> int:
-        """How many variants there are now."""
+        """The number of variants."""
         return sum(map(len, self._tables.values()))
 
     def __call__(self, *arguments: Any) -> Any:
-        if self._last is not None:  # Dynamo guards the mode of gradients too
+        if self._last is not None:  # Dynamo also guards the gradient mode
             result = self._last(arguments)
             if result is not None:
                 return result
@@ -191,7 +192,7 @@ class CompiledGraph:
         return (*key, *(arguments[i].item() for i in self._scalars), *(t._version for t in self._own))
 
     def _weight_set(self, arguments: Sequence[Any]) -> tuple[int, ...] | None:
-        """Which weights these are, if they are constants of a variant; None if weights are inputs."""
+        """The identity of these weights, if they are constants of a variant; None if weights are inputs."""
         if not self._weights:
             return None
         tensors = [arguments[i] for i in self._weights]
@@ -202,14 +203,14 @@ class CompiledGraph:
         if known is not None:
             if [t._version for t in tensors] == known[1]:
                 return key
-            with self._lock:  # somebody trains the model: constants would have to be compiled again and again
+            with self._lock:  # the model is being trained: constants would have to be recompiled repeatedly
                 self._weights, self._sets, self._changing, self._last = (), {}, None, None
                 self._tables.clear()
             return None
         with self._lock:
             if len(self._sets) >= _WEIGHT_SETS:
                 return None
-            # Kept alive, so that no other tensor can come to have their addresses.
+            # Kept alive, so that no other tensor can get their addresses.
             self._sets[key] = (tensors, [t._version for t in tensors])
         return key
 
@@ -218,9 +219,11 @@ class CompiledGraph:
     def _make(self, arguments: Sequence[Any], frozen: bool) -> Runner:
         try:
             runner, outcome, news = self._compile(arguments, frozen)
-        except BackendOptionError:  # the caller's to correct, not a failure to go on from
+        except BackendOptionError:  # the caller must correct it
             raise
-        except Exception as error:  # whatever goes wrong in us or in the exporter, the user's model runs
+        except (
+            Exception
+        ) as error:  # whatever goes wrong in Tilewright or in the exporter, the user's model runs
             if not self._options.fallback:
                 raise
             what = f"{type(error).__name__}: {error}"
@@ -276,7 +279,7 @@ class CompiledGraph:
     def _split(
         self, program: captured.Captured, slots: Sequence[int], guard: _Distinct | None, target: str
     ) -> Made:
-        operators = _operators(program.program)  # before cutting, which changes the graph
+        operators = _operators(program.program)  # before the split, which changes the graph
         chunks = captured.cut(program)
         left, work = dict(chunks.left), list(chunks.work)
         if left and not self._options.fallback and set(left) - set(program.torch_side):
@@ -302,7 +305,7 @@ class CompiledGraph:
         return runner, RegionOutcome("split", regions=len(plans), left=left, share=share), news
 
     def _left(self, reasons: Mapping[str, str]) -> Made:
-        """The whole graph, for something that is not an operator of it."""
+        """The whole graph, for a reason that is not one of its operators."""
         if not self._options.fallback:
             raise UnsupportedOpsError([(why, name) for name, why in reasons.items()])
         what = "; ".join(f"{name} {why}" for name, why in reasons.items())
@@ -314,9 +317,9 @@ class CompiledGraph:
 
 
 def _while_the_same(runner: Runner, arguments: Sequence[Any], weights: Sequence[int]) -> Runner:
-    """`runner` for calls with the weights that these arguments have; for others, None in the place of their results.
+    """`runner` for calls with the same weights as these arguments; it returns None for others.
 
-    Every step here is counted: a small model takes some microseconds, and may have a hundred weights.
+    Every step here matters: a small model takes a few microseconds, and may have a hundred weights.
     """
     run = runner.trusted(arguments) if isinstance(runner, _Whole) else runner
     if not weights:
@@ -324,7 +327,7 @@ def _while_the_same(runner: Runner, arguments: Sequence[Any], weights: Sequence[
     chosen = _getter(weights)
     tensors = chosen(arguments)
     addresses = [*map(_address, tensors)]
-    versions = sum(map(_version, tensors))  # each only ever grows
+    versions = sum(map(_version, tensors))  # each only grows
 
     def checked(arguments: Sequence[Any]) -> Any:
         tensors = chosen(arguments)
@@ -339,7 +342,7 @@ _address, _version = torch.Tensor.data_ptr, operator.attrgetter("_version")
 
 
 def _holds(tensor: torch.Tensor, size: int) -> bool:
-    """Whether its storage has so many bytes from its first element on."""
+    """Whether its storage has this many bytes from its first element on."""
     held = tensor.untyped_storage().nbytes()
     return held == size or held >= size + tensor.storage_offset() * tensor.itemsize
 
@@ -363,7 +366,7 @@ class RegionCall:
         self._writes = region.writes
         self._results = region.results
         self._orders = region.orders
-        # The usual region, whose results are the model's as they are.
+        # The usual region, whose results are those of the model.
         self.is_plain = (
             not self._writes and not any(self._orders) and not any(self._results) and bool(self.inputs)
         )
@@ -372,7 +375,7 @@ class RegionCall:
         return self.finish(self.model.flat([tensors[i] for i in self.inputs]), tensors)
 
     def finish(self, outputs: list[Any], tensors: Sequence[Any]) -> list[Any]:
-        """The results of the region from those of its model. What it writes to is among `tensors`."""
+        """Make the region's results from its model's results. `tensors` includes those it writes to."""
         if self.is_plain:
             return outputs
         count = len(self._writes)
@@ -383,7 +386,7 @@ class RegionCall:
 
 
 class _RegionModule(nn.Module):
-    """A compiled region in the place of the submodule that it replaces."""
+    """A compiled region in place of the submodule that it replaces."""
 
     def __init__(self, call: RegionCall) -> None:
         super().__init__()
@@ -395,14 +398,14 @@ class _RegionModule(nn.Module):
 
 
 def _placed(value: Any, order: tuple[int, ...] | None) -> torch.Tensor:
-    """A result in the order of PyTorch's strides. A model all of whose inputs are constants gives arrays."""
+    """A result with PyTorch's stride order. A model with only constant inputs returns arrays."""
     tensor: torch.Tensor = to_torch(value)
     return tensor if order is None else tensor.permute(order)
 
 
 @dataclass(frozen=True)
 class _Distinct:
-    """Whether no other argument shares memory with one that is written to."""
+    """Whether no other argument shares memory with a written one."""
 
     written: Sequence[int]
     slots: Sequence[int]
@@ -433,7 +436,8 @@ class _Whole:
         return self._region.finish(outputs, [arguments[i] for i in self._slots])
 
     def trusted(self, arguments: Sequence[Any]) -> Runner:
-        """The same for calls with tensors of the types, sizes and strides of these, by the word of Dynamo's guards."""
+        """The same without checks, for calls with tensors of these types, sizes and strides, which Dynamo's guards
+        ensure."""
         model, inputs = self._region.model, self._inputs
         dense = all(tensor.is_contiguous() and not tensor.is_neg() for tensor in inputs(arguments))
         if not (self._region.is_plain and dense and type(model) is CompiledModel):
@@ -444,7 +448,7 @@ class _Whole:
         def run(arguments: Sequence[Any]) -> Any:
             tensors = inputs(arguments)
             addresses = [*map(_address, tensors)]
-            # No guard knows whether a storage was made smaller, or is gone: an ordinary call says what is wrong then.
+            # No guard knows whether a storage was shrunk or freed; an ordinary call then reports the error.
             if not all(map(_holds, tensors, sizes)) or not all(addresses):
                 return model.flat(tensors)
             return model.at(addresses)
@@ -474,7 +478,7 @@ def _split_runner(
 
 
 def _returning(runner: Runner, program: captured.Captured, slots: Sequence[int]) -> Runner:
-    """`runner`, with arguments that the graph writes to and returns as results themselves, not copies of them."""
+    """`runner`, where arguments that the graph writes to and returns are returned themselves, not copies."""
     if not program.returned:
         return runner
 
@@ -498,7 +502,7 @@ def _weight_positions(module: fx.GraphModule) -> tuple[int, ...]:
 
 
 def _sizes_are_known(module: fx.GraphModule) -> bool:
-    """Whether the graph was captured for arguments of certain sizes, all of them tensors."""
+    """Whether the graph was captured for fixed sizes, with only tensor arguments."""
     values = [node.meta.get("example_value") for node in module.graph.nodes if node.op == "placeholder"]
     return all(
         isinstance(value, torch.Tensor)
@@ -532,7 +536,7 @@ def _warn(message: str) -> None:
 
 
 def _user_level() -> int:
-    """The `stacklevel` of the caller's own line: beyond the frames of Tilewright, PyTorch and generated code."""
+    """The `stacklevel` of the caller's own line, outside the frames of Tilewright, PyTorch and generated code."""
     inside = (os.path.dirname(driver.__file__) + os.sep, os.path.dirname(torch.__file__) + os.sep, "<")
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):

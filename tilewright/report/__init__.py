@@ -1,1 +1,1 @@
-"""Records, a plan and a trace -> plain data -> one HTML file that needs no network."""
+"""Reports: from records, a plan and a trace to plain data, and to one HTML file that needs no network."""

@@ -30,19 +30,18 @@ from tilewright.report.figures import (
     time_ticks,
 )
 
-_MAX_POINTS = 3000  # of a cloud; of more, an even sample
-_NAMED_POINTS = 10  # of the roofline: the kernels that take most of the time
+_MAX_POINTS = 3000  # maximum points of a cloud; more are sampled evenly
+_NAMED_POINTS = 10  # labelled points of the roofline: the slowest kernels
 _NAME = 30  # characters of a layer's name in a chart
 SHAPES = {
     "contraction": "circle",
     "reduction": "square",
     "elementwise": "diamond",
-}  # of the roofline's points
+}  # shapes of the roofline's points
 
 
 def tuning_curve(task: TaskReport, width: int = 330, height: int = 190) -> Figure | None:
-    """Each trial, the best so far, and the untuned choice as it was measured among the trials; failures stand on the
-    axis."""
+    """Each trial, the best so far, and the untuned choice as measured among the trials; failures are on the axis."""
     right = [trial.seconds for trial in task.trials if trial.seconds is not None]
     if not right:
         return None
@@ -98,7 +97,7 @@ def tuning_curve(task: TaskReport, width: int = 330, height: int = 190) -> Figur
 
 
 def predictions(report: Report, width: int = 620, height: int = 420) -> Figure | None:
-    """Predicted against measured, of every trial that has both."""
+    """Predicted against measured times, for every trial that has both."""
     found = [
         (trial.predicted, trial.seconds, task.name, trial.config)
         for task in report.tasks
@@ -133,7 +132,7 @@ def predictions(report: Report, width: int = 620, height: int = 420) -> Figure |
 
 
 def kind_of(task: TaskReport) -> str:
-    """What bounds a kernel's speed, roughly: one of SHAPES."""
+    """What limits a kernel's speed, roughly: one of SHAPES."""
     known = table()
     fusions = {known[name].fusion for name in task.label.split("+") if name in known}
     if Fusion.COMPLEX in fusions:
@@ -142,7 +141,7 @@ def kind_of(task: TaskReport) -> str:
 
 
 def roofline(report: Report, width: int = 760, height: int = 440) -> Figure | None:
-    """FLOP/s against the operations for each byte that must move; the area of a point is its share of the time."""
+    """FLOP/s against operations per byte that must move; the area of a point is its share of the time."""
     tasks = [(task, task.typical) for task in report.tasks if task.flops and task.bytes]
     found = [(task, seconds) for task, seconds in tasks if seconds]
     if not found:
@@ -213,7 +212,7 @@ def roofline(report: Report, width: int = 760, height: int = 440) -> Figure | No
 def _roofs(
     report: Report, x: Scale, y: Scale
 ) -> list[tuple[str, str, tuple[float, float], tuple[float, float]]]:
-    """(what it is, what it is drawn as, where it begins, where it ends)."""
+    """(label, drawing style, start, end)."""
     machine = report.machine
     ridge = machine.flops / max(machine.bandwidths.values())
     level = y(machine.flops)
@@ -229,7 +228,7 @@ def _roofs(
 
 
 def memory(report: Report, width: int = 760, height: int = 240) -> Figure | None:
-    """Bytes of intermediate results that are alive while each kernel runs."""
+    """Bytes of intermediate results that are live while each kernel runs."""
     model = report.model
     if model is None or len(model.steps) < 2 or not model.arena_bytes:
         return None

@@ -1,4 +1,4 @@
-"""The code of a task as it is shown: the loops, and of the machine code the part that runs most."""
+"""The code of a task for display: the loops, and the hottest part of the machine code."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _ARITHMETIC = re.compile(
 class Code:
     config: str
     loops: str  # the program
-    assembly: str  # its innermost loop; "" where it was not asked for
-    runs: bool  # whether this is, to the letter, what the model runs
+    assembly: str  # its innermost loop; "" if not requested
+    runs: bool  # whether the model runs exactly this code
 
 
 def code_of(work: Work, wanted: Sequence[Config], symbol: str = "", *, assembly: bool = True) -> Code | None:
     """The code of the kernel with this symbol, made by one of the configs or chosen without measuring; without a
-    symbol, of the first config that is legal."""
+    symbol, of the first legal config."""
     first: tuple[Config, Program] | None = None
     for config, program in _programs(work, wanted):
         runs = symbol == f"tw_{kernel_key(program, work.machine, work.numerics)}"
@@ -66,7 +66,7 @@ def _assembly(work: Work, program: Program) -> str:
 
 
 def hot_loop(assembly: str) -> str:
-    """The block between two labels that has most vector arithmetic: the innermost loop."""
+    """The block between two labels with the most vector arithmetic: the innermost loop."""
     blocks: list[list[str]] = [[]]
     for line in assembly.splitlines():
         if re.match(r"[.\w]+:", line):

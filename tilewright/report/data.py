@@ -1,7 +1,7 @@
-"""What a report says, as plain data; `html.py` draws it and `--json` prints it.
+"""The contents of a report as plain data; `html.py` renders it and `--json` prints it.
 
-A report is about a compiled model, about the tuning database, or both: of a model each task has the time that it takes
-now, of the database the trials behind it.
+A report is about a compiled model, the tuning database, or both: the model gives the current time of each task, the
+database its trials.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from tilewright.support.version import VERSION
 @dataclass(frozen=True)
 class TrialPoint:
     config: str
-    seconds: float | None  # None: it failed
+    seconds: float | None  # None: the trial failed
     predicted: float | None
     failure: str
     message: str
     when: float
-    took: float  # seconds, building included
+    took: float  # seconds, including the build
 
 
 @dataclass(frozen=True)
@@ -41,36 +41,32 @@ class TaskReport:
     label: str  # its operators: "conv+add+relu"
     text: str
     output: str  # type and shape of its result
-    calls: int  # in one call of the model; 1 where there is no model
+    calls: int  # in one call of the model; 1 without a model
     flops: int
     bytes: int
-    schedule: str  # what was decided, in words
+    schedule: str  # the schedule's decisions
     seconds: float | None  # of one call, in the model, now
     error: float | None  # relative, against the oracle
-    before: (
-        float | None
-    )  # in the model, of what would run if nothing had been measured; interleaved with `after`
+    before: float | None  # in the model, of the unmeasured choice; interleaved with `after`
     after: float | None  # in the model, of the winner
-    effort: str  # of the search that decided; "": none has
-    limit: float | None  # seconds: what the machine could do it in
+    effort: str  # of the search that decided; "": none
+    limit: float | None  # the machine's lower bound in seconds
     trials: tuple[TrialPoint, ...]
     code: Code | None
-    origin: str = ""  # where the choice of the kernel came from: "tuned 2026-11-18"; "": not known
-    layers: tuple[
-        str, ...
-    ] = ()  # of the model, that each of its calls computes: "layer1.0.conv1 + bn1 + relu"
-    default: str = ""  # the config that would run if nothing had been measured
-    winner: str = ""  # the config that the search has decided for
+    origin: str = ""  # where the choice came from: "tuned 2026-11-18"; "": unknown
+    layers: tuple[str, ...] = ()  # the layers that each of its calls computes: "layer1.0.conv1 + bn1 + relu"
+    default: str = ""  # the config of the unmeasured choice
+    winner: str = ""  # the config that won
 
     @property
     def name(self) -> str:
-        """What the user knows it by: its layer, where there is a model."""
+        """The name that the user knows: its layer, if there is a model."""
         return shared_name(self.layers) or self.label
 
     @property
     def baseline(self) -> float | None:
-        """Seconds of what would run if nothing had been measured: alone, as every trial is measured. (`before` is a
-        time inside the model, where inputs come from another kernel: it says negligible compared with a trial's.)"""
+        """Seconds of the unmeasured choice, timed alone like every trial. (`before` is a time inside the model, where
+        another kernel produces the inputs; it cannot be compared with a trial's.)"""
         return min(
             (
                 trial.seconds
@@ -82,12 +78,12 @@ class TaskReport:
 
     @property
     def is_above_roof(self) -> bool:
-        """Whether it is faster than arithmetic and memory allow, by the operations that its definition counts."""
+        """Whether it is faster than its counted operations and bytes allow."""
         return self.efficiency is not None and self.efficiency > 1.0
 
     @property
     def typical(self) -> float | None:
-        """Seconds of one call: in the model where it is known, otherwise alone."""
+        """Seconds of one call: in the model if known, otherwise alone."""
         return (
             self.seconds if self.seconds is not None else self.after if self.after is not None else self.best
         )
@@ -106,17 +102,17 @@ class TaskReport:
 
     @property
     def efficiency(self) -> float | None:
-        """The share of what the machine could do."""
+        """The achieved share of the machine's limit."""
         return self.limit / self.typical if self.limit and self.typical else None
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """Another system that has run the same model, interleaved with Tilewright."""
+    """Another system that ran the same model, interleaved with Tilewright."""
 
     name: str
-    seconds: float  # a call
-    ours: float  # the same of Tilewright
+    seconds: float  # per call
+    ours: float  # the same for Tilewright
 
     @property
     def speedup(self) -> float:
@@ -125,13 +121,13 @@ class Baseline:
 
 @dataclass(frozen=True)
 class StepReport:
-    """A kernel call, in the order in which they run."""
+    """A kernel call, in execution order."""
 
     layer: str
     task: str  # key
     seconds: float
     reads: tuple[int, ...]  # the steps whose results it reads; -1: an input of the model
-    alive: int  # bytes of intermediate results while it runs
+    alive: int  # bytes of live intermediate results while it runs
 
 
 @dataclass(frozen=True)
@@ -151,11 +147,11 @@ class ModelReport:
 @dataclass(frozen=True)
 class MachineSummary:
     name: str
-    measured: bool  # or nominal
+    measured: bool  # measured or nominal
     threads: int
-    flops: float  # a second
-    bandwidths: dict[str, float]  # bytes a second, by level of memory
-    cached: int  # bytes that the last cache holds
+    flops: float  # per second
+    bandwidths: dict[str, float]  # bytes per second, by level of memory
+    cached: int  # bytes of the last-level cache
 
 
 @dataclass(frozen=True)
@@ -166,8 +162,8 @@ class Report:
     toolchain: str
     machine: MachineSummary
     model: ModelReport | None
-    tasks: tuple[TaskReport, ...]  # those that take most time first
-    trace: list[dict[str, Any]] = field(default_factory=list)  # events of the Trace Event Format
+    tasks: tuple[TaskReport, ...]  # the slowest first
+    trace: list[dict[str, Any]] = field(default_factory=list)  # in the Trace Event Format
 
     @property
     def seconds(self) -> float:
@@ -176,7 +172,7 @@ class Report:
 
     @property
     def untuned(self) -> float | None:
-        """The same if nothing had been measured: each task's time times what its search has gained."""
+        """The same with the unmeasured choices: each task's time times the gain of its search."""
         if all(task.gain is None for task in self.tasks):
             return None
         return sum(task.total * (task.gain or 1.0) for task in self.tasks)
@@ -196,7 +192,7 @@ class Report:
 
     @property
     def misprediction(self) -> float | None:
-        """The factor by which a prediction is typically off."""
+        """The typical factor of error of a prediction."""
         ratios = [
             abs(math.log(trial.predicted / trial.seconds))
             for trial in self.trials
@@ -212,7 +208,7 @@ def report(
     model: ModelReport | None = None,
     events: Sequence[dict[str, Any]] = (),
 ) -> Report:
-    """`events`: of a trace that was kept meanwhile."""
+    """`events`: from a trace of the tuning run."""
     ordered = tuple(sorted(tasks, key=lambda task: (-task.total, task.name)))
     made = time.strftime("%Y-%m-%d %H:%M")
     return Report(
@@ -243,7 +239,7 @@ def machine_report(machine: CpuMachine, calibration: Calibration, threads: int) 
 
 
 def gpu_machine_report(machine: GpuMachine, measured: bool) -> MachineSummary:
-    """`machine`: with the rates that were measured of it, if `measured`."""
+    """`machine` has its measured rates if `measured`."""
     clock = machine.clock_mhz * 1e6
     return MachineSummary(
         f"{machine.name} ({machine.capability})",
@@ -256,8 +252,8 @@ def gpu_machine_report(machine: GpuMachine, measured: bool) -> MachineSummary:
 
 
 def limit(flops: int, bytes: int, machine: MachineSummary) -> float:
-    """Seconds that a task takes at least: for its arithmetic, and to read and write each of its tensors once, from and
-    to the last cache if all of them fit into it."""
+    """The minimum seconds of a task: for its arithmetic, and to read and write each of its tensors once, from the
+    last-level cache if all of them fit."""
     cached = machine.bandwidths.get("L3", machine.bandwidths["L2"])
     bandwidth = cached if bytes <= machine.cached else machine.bandwidths["memory"]
     return max(flops / machine.flops, bytes / bandwidth)
@@ -293,7 +289,7 @@ def decided(decision: Decision | None) -> Mapping[str, Any]:
 
 
 def _call(model: ModelReport, tasks: Sequence[TaskReport]) -> list[dict[str, Any]]:
-    """Where the time of a call goes: one span for each kernel, in the order in which they run."""
+    """Where the time of a call goes: one span per kernel, in execution order."""
     events = [_name("process_name", 1, 0, "one call of the model, by layer")]
     by_key = {task.key: task for task in tasks}
     now = 0.0
@@ -306,7 +302,7 @@ def _call(model: ModelReport, tasks: Sequence[TaskReport]) -> list[dict[str, Any
 
 
 def _trials(tasks: Sequence[TaskReport]) -> list[dict[str, Any]]:
-    """When each trial ran, a row for each task."""
+    """When each trial ran, one row per task."""
     begin = min((trial.when - trial.took for task in tasks for trial in task.trials), default=0.0)
     events = [_name("process_name", 2, 0, "trials")]
     for number, task in enumerate(task for task in tasks if task.trials):

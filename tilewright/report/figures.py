@@ -1,4 +1,4 @@
-"""Charts as geometry: scales with their ticks, lines, points and labels, and words for numbers. The template draws."""
+"""Charts as geometry: scales with ticks, lines, points and labels, and number formats. The template draws them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 LEFT, RIGHT, TOP, BOTTOM = 54, 14, 12, 40
 _MIN_TICKS = 3
 _CHARACTER, _LINE = 6.2, 13.0  # pixels of a label's text
-_FAR = 16  # pixels from a point, from which on a line leads to its name
+_FAR = 16  # distance in pixels beyond which a leader line connects a point with its name
 # Within each power of ten, coarse first.
 _LOG_STEPS: tuple[tuple[float, ...], ...] = (
     (1,),
@@ -31,9 +31,9 @@ class Point:
     x: float
     y: float
     radius: float
-    kind: str  # what it is drawn as
+    kind: str  # drawing style
     title: str
-    shape: str = "circle"  # or "square", "diamond": not told by colour alone
+    shape: str = "circle"  # or "square", "diamond": not distinguished by colour alone
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Figure:
     lines: tuple[Line, ...] = ()
     points: tuple[Point, ...] = ()
     labels: tuple[Label, ...] = ()
-    description: str = ""  # what it shows, for those who do not see it
+    description: str = ""  # a text alternative for screen readers
 
     @property
     def left(self) -> int:
@@ -83,7 +83,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Scale:
-    """Values from `low` to `high` over pixels from `begin` to `end`, in a logarithmic scale or a linear one."""
+    """Maps values from `low` to `high` to pixels from `begin` to `end`, logarithmically or linearly."""
 
     low: float
     high: float
@@ -98,7 +98,7 @@ class Scale:
         return round(self.begin + (value - low) / (high - low) * (self.end - self.begin), 1)
 
     def ticks(self) -> list[float]:
-        """Round values, at least three wherever the scale is one, so that it can be read off."""
+        """Round values, at least three if the scale has an extent, so that it can be read."""
         if not self.log:
             return self._even(4)
         powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
@@ -107,7 +107,7 @@ class Scale:
             inside = [value for value in found if self.low <= value <= self.high]
             if len(inside) >= _MIN_TICKS:
                 return inside
-        for parts in (4, 8, 16):  # less than a factor of two: as good as linear
+        for parts in (4, 8, 16):  # less than a factor of two: nearly linear
             if len(inside := self._even(parts)) >= _MIN_TICKS:
                 break
         return inside
@@ -128,7 +128,8 @@ def around(values: Iterable[float], begin: float, end: float, *, margin: float =
     return Scale(min(found) / margin, max(found) * margin, begin, end)
 
 
-# -- words for figures ------------------------------------------------------------------------------------------------
+# -- number formats
+# ---------------------------------------------------------------------------------------------------
 
 
 def seconds_text(seconds: float | None) -> str:
@@ -152,7 +153,7 @@ def count_text(count: float) -> str:
 
 
 def digits(value: float) -> str:
-    """Three significant ones, without an exponent."""
+    """Three significant digits, without an exponent."""
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
@@ -184,7 +185,8 @@ def path(points: Sequence[tuple[float, float]]) -> str:
     return " ".join(f"{x:g},{y:g}" for x, y in points)
 
 
-# -- labels that hide nothing -----------------------------------------------------------------------------------------
+# -- label placement
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -212,7 +214,7 @@ class Box:
 
 
 class Labels:
-    """Puts labels where nothing else is: not on points, lines or other labels. One without room is left out."""
+    """Places labels where they overlap no points, lines or other labels. A label without room is omitted."""
 
     def __init__(self, frame: Box) -> None:
         self._frame = frame
@@ -227,11 +229,11 @@ class Labels:
         self._taken += _along(begin, end)
 
     def put(self, text: str, spots: Iterable[tuple[float, float, str]]) -> bool:
-        """At the first free one of `spots`: where its text is anchored, and by which end. Whether there was one."""
+        """Place a label at the first free one of `spots` (anchor position and side); return whether there was one."""
         return self._put(text, spots, None) is not None
 
     def put_next_to(self, text: str, point: Point) -> tuple[tuple[float, float], tuple[float, float]] | None:
-        """The name of a point, as close to it as there is room; the line that leads there, if it is far."""
+        """Place the name of a point as near as possible; return a leader line if it is far."""
         label = self._put(text, _around(point), point)
         if label is None or not _leads(point, label.x, label.y):
             return None
@@ -255,7 +257,7 @@ class Labels:
         return None
 
     def _crosses(self, begin: tuple[float, float], end: tuple[float, float]) -> bool:
-        """Whether a line would run through another label."""
+        """Whether a line would cross another label."""
         return any(part.meets(name) for part in _along(begin, end) for name in self._names)
 
 
@@ -272,7 +274,7 @@ def _leads(point: Point, x: float, y: float) -> bool:
 
 
 def _around(point: Point) -> list[tuple[float, float, str]]:
-    """Where the name of a point may stand: alongside it, above or below, close by first."""
+    """Candidate positions for the name of a point: beside, above or below it, the nearest first."""
     spots = []
     for distance in (4, 20, 36, 54, 74):
         offset = point.radius + distance

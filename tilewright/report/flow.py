@@ -1,4 +1,4 @@
-"""How data moves through a plan: which kernel reads whose results, and how much of the arena is alive."""
+"""Data flow in a plan: which kernel reads whose results, and how much of the arena is live."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tilewright.runtime.plan import Place, Plan, aligned
 
 @dataclass(frozen=True)
 class Flow:
-    """`reads`: of each step, the steps whose results it reads, and -1 for the model's inputs. `alive`: bytes of the
-    arena that hold a value while the step runs."""
+    """`reads`: for each step, the steps whose results it reads, and -1 for the model's inputs. `alive`: live bytes of
+    the arena while the step runs."""
 
     reads: tuple[tuple[int, ...], ...]
     alive: tuple[int, ...]
@@ -29,7 +29,7 @@ class _Value:
 
 
 def flow_of(plan: Plan) -> Flow:
-    positions: dict[tuple[str, int], list[_Value]] = {}  # what lies in each memory now
+    positions: dict[tuple[str, int], list[_Value]] = {}  # the current contents of each memory
     arena: list[_Value] = []
     reads: list[tuple[int, ...]] = []
     for number, step in enumerate(plan.steps):
@@ -58,7 +58,7 @@ def _read(values: Sequence[_Value], position: Place) -> _Value | None:
 
 
 def _alive(values: Sequence[_Value], steps: int) -> tuple[int, ...]:
-    """The bytes that are held while each step runs."""
+    """The live bytes while each step runs."""
     changes = [0] * (steps + 1)
     for value in values:
         size = aligned(value.end - value.begin)

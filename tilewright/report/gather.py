@@ -1,4 +1,4 @@
-"""A compiled model and a tuning database -> the data of a report."""
+"""Collect the data of a report from a compiled model and a tuning database."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tilewright.space.template import Work
 from tilewright.targets.cuda import CudaTarget
 from tilewright.tune.choose import choose
 
-_WITH_ASSEMBLY = 12  # tasks, those that take most time: LLVM needs a while for each
+_WITH_ASSEMBLY = 12  # slowest tasks with assembly, which takes LLVM a while each
 _WITH_CODE = 60
 
 
@@ -51,8 +51,8 @@ def report_on_model(
     events: Sequence[dict[str, Any]] = (),
     baseline: Baseline | None = None,
 ) -> Report:
-    """Runs the model: what each of its tasks takes now, and what the database knows of each on this machine.
-    `baseline`: what another system took for it."""
+    """Run the model to get the current time of each task, and add what the database knows about it on this machine.
+    `baseline`: another system's time."""
     plan = model.plan
     host_machine = host()
     if isinstance(model, GpuModel):
@@ -116,8 +116,8 @@ def report_on_model(
 
 
 def _configs(work: Work | None, records: Sequence[Record], decision: Decision | None) -> dict[str, Any]:
-    """What would run without measuring, and what won. Where the task cannot be read any more, or is a GPU's: the first
-    that was measured, which is the one to beat."""
+    """The unmeasured choice, and the winner. If the task cannot be parsed any more, or is a GPU's, the first measured
+    config is the one to beat."""
     try:
         default = "" if work is None or not records else str(choose(work).config)
     except TilewrightError:
@@ -127,8 +127,8 @@ def _configs(work: Work | None, records: Sequence[Record], decision: Decision | 
 
 
 def _on_gpu(model: GpuModel) -> tuple[MachineSummary, Callable[[str], Key]]:
-    """What the card can do, and the keys under which the database has its tasks. What several kernels compute is kept
-    as one, and has no trials here."""
+    """The GPU's rates, and the database keys of its tasks. A task computed by several kernels is stored as one, and
+    has no trials here."""
     target = CudaTarget.of_card(model.ordinal)
     card, numerics = target.machine, model.plan.numerics
 
@@ -141,7 +141,8 @@ def _on_gpu(model: GpuModel) -> tuple[MachineSummary, Callable[[str], Key]]:
 def report_on_database(
     database: Database, title: str = "Tuning database", events: Sequence[dict[str, Any]] = ()
 ) -> Report:
-    """Everything that the database knows of this machine; of all machines where it knows nothing of this one."""
+    """Everything that the database knows about this machine, or about all machines if it knows nothing about this
+    one."""
     found = by_key(database.records())
     here = {key: records for key, records in found.items() if key.machine == machine_key(host())}
     found = here or found
@@ -192,7 +193,7 @@ def _fastest(records: Sequence[Record], decision: Decision | None) -> float:
 
 
 def _work_in(plan: Plan, key: str, machine: CpuMachine) -> Work | None:
-    """A task of a plan again, as far as this version still makes it."""
+    """A task of a plan again, if this version still supports it."""
     step = next(step for step in plan.steps if step.task == key)
     constants = [n for n, position in enumerate(step.arguments[:-1]) if position.space == "constant"]
     task = Task(parse_graph(plan.tasks[key].text, {}), frozenset(constants))
@@ -200,7 +201,7 @@ def _work_in(plan: Plan, key: str, machine: CpuMachine) -> Work | None:
 
 
 def _code_in(plan: Plan, key: str, work: Work, decision: Decision | None, rank: int) -> Code | None:
-    """Of the kernel that the plan calls for this task."""
+    """The code of the kernel that the plan calls for this task."""
     if rank >= _WITH_CODE:
         return None
     step = next(step for step in plan.steps if step.task == key)

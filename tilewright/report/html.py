@@ -1,7 +1,7 @@
-"""A report as one HTML file: styles, script, drawings and the trace inside, nothing to fetch.
+"""A report as one HTML file with styles, script, drawings and the trace inline; it fetches nothing.
 
-Names come from users' models, so everything is escaped, and the page itself forbids what is not in it: its policy
-allows one script, by digest, and no connection at all.
+Names come from users' models, so everything is escaped. The page's content security policy allows one script, by
+digest, and no connections.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tilewright.report.network import network
 MAX_BYTES = 2_000_000
 _MAX_CURVES = 24
 _MAX_LAYERS = 24  # of one kernel, by name
-_TRACE_BYTES = 600_000  # of the file, at most; of a longer trace the beginning
-_SHORTER = (160, 60, 20, 0)  # lines of each task's code, until the file is small enough
+_TRACE_BYTES = 600_000  # maximum in the file; a longer trace is truncated
+_SHORTER = (160, 60, 20, 0)  # lines of each task's code, reduced until the file is small enough
 
 
 def render(report: Report) -> str:
-    """Under MOST_BYTES: where a model has very many tasks, less of their code is shown."""
+    """Render below MOST_BYTES: for very many tasks, less of their code is shown."""
     page = ""
     for lines in _SHORTER:
         page = _render(report, lines)
@@ -72,7 +72,7 @@ def _render(report: Report, code_lines: int) -> str:
 
 
 def _trace_uri(report: Report) -> str:
-    """The trace as a link that holds it; gzip, which Perfetto opens as it is."""
+    """The trace as a data link, gzipped, which Perfetto opens directly."""
     events = report.trace
     while events:
         text = json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, separators=(",", ":"))

@@ -1,7 +1,7 @@
-"""The graph of a model: its kernels in the order in which they run, and who reads whose results.
+"""The graph of a model: its kernels in execution order, and which reads whose results.
 
-Every kernel has a row of its own, so that its name has room on any screen. An edge to the next row is a straight line;
-any other runs alongside the rows, in a lane that no other edge has there.
+Every kernel has its own row, so that its name fits on any screen. An edge to the next row is a straight line; other
+edges run beside the rows, each in a free lane.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from tilewright.report.data import Report, TaskReport
 ROW = 26  # pixels
 _LANE, _MARGIN, _BEND = 9, 10, 8
 _MAX_ROWS = 400
-_MAX_LANES = 12  # further edges share the last one
+_MAX_LANES = 12  # further edges share the last lane
 
 
 @dataclass(frozen=True)
 class Row:
     name: str
     task: TaskReport
-    number: int  # of the task in the report, from 1
+    number: int  # of the task in the report, starting at 1
     seconds: float
-    share: float  # of the time of the kernel that takes longest
-    reads: str  # the names of those whose results it reads
+    share: float  # relative to the slowest kernel
+    reads: str  # the names of the kernels whose results it reads
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def network(report: Report) -> Network | None:
 
 
 def _lanes(edges: list[tuple[int, int]]) -> dict[tuple[int, int], int]:
-    """A lane for each edge that is not to the next row: short ones close to the rows."""
+    """A lane for each edge that does not go to the next row; short edges are nearest to the rows."""
     found: dict[tuple[int, int], int] = {}
     for begin, end in sorted(
         (edge for edge in edges if edge[1] - edge[0] > 1), key=lambda e: (e[1] - e[0], e)

@@ -1,7 +1,7 @@
-"""Loads and runs compiled models. This package needs numpy, llvmlite, msgspec and safetensors' format, and never
+"""Load and run compiled models. This package needs numpy, llvmlite, msgspec and safetensors' format, and never
 imports torch, the compiler or the tuner: a saved model runs without them. `Plan` is a model as data, `Executor` runs
-one, `CompiledModel` is what users call, `artifact` is its file. The names below are loaded when they are first used, so
-that importing the package stays light."""
+a plan, users call a `CompiledModel`, and `artifact` reads and writes its file. The names below are imported on first
+use, so that importing the package stays cheap."""
 
 from __future__ import annotations
 

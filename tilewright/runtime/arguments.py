@@ -1,4 +1,4 @@
-"""The arguments of a call, as a user gives examples of them: by position, by name, or both."""
+"""Example arguments of a call: by position, by name, or both."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class CallArguments:
 
 
 def joined(inputs: Any, kwargs: Mapping[str, Any] | None) -> Any:
-    """`inputs` as they are where there are no keyword arguments alongside them."""
+    """`inputs` unchanged if there are no keyword arguments."""
     if not kwargs:
         return inputs
     args, named = ((), {}) if inputs is None else as_arguments(inputs)

@@ -4,17 +4,16 @@
     then a zip    constants.safetensors, objects/<digest>.o, manifest.json; stored, not compressed
     at the end    the signature, if there is one: as the zip's comment
 
-Any zip tool lists and unpacks it (a zip may have something before it). The digest covers every byte of the file, so
-that truncation and corruption are found before anything is parsed, let alone run; the manifest has a digest for each
-part as well, from which a damaged file can be told which part it was. Every plan is checked against its kernels, every
-object file before it is loaded (`contract.py`, `elf.py`). It holds native code and is to be trusted like a shared
-library: against changed code or constants only a signature protects (`signing.py`), which covers every byte. Nothing in
-it is unpickled or evaluated.
+Any zip tool can list and unpack it (a zip may have a prefix). The digest covers every byte of the file, so that
+truncation and corruption are detected before anything is parsed; the manifest also has a digest for each part, to
+name the damaged one. Every plan is checked against its kernels, and every object file before it is loaded
+(`contract.py`, `elf.py`). The file holds native code and must be trusted like a shared library: only a signature
+(`signing.py`), which covers every byte, protects against changed code or constants. Nothing in it is unpickled or
+evaluated.
 
-The manifest is a list of variants, each a plan with its object code and its constants: for one instruction set and one
-kind of call (the shapes and types of its inputs). Of each kind of call, the first that this machine can run is taken.
-`save` writes the variants of a `DynamicModel`, for one instruction set; constants that several have in common are
-written once.
+The manifest is a list of variants, each a plan with its object code and its constants: for one instruction set and
+one input signature (shapes and types). For each signature, the first variant that this machine can run is used.
+`save` writes the variants of a `DynamicModel`, for one instruction set; shared constants are written once.
 """
 
 from __future__ import annotations
@@ -48,9 +47,9 @@ if TYPE_CHECKING:
     from tilewright.runtime.dynamic import DynamicModel
     from tilewright.runtime.model import CompiledModel
 
-# As PNG's: not text, with the line ends that a transfer in text mode would change.
+# Like PNG's: not text, with line ends that a text-mode transfer would change.
 MAGIC = b"\x89TWM\r\n\x1a\n"
-# Magic, version, header size, file length, manifest at, its length, digest, bytes of the signature.
+# Magic, version, header size, file length, manifest offset and length, digest, bytes of the signature.
 _HEADER = struct.Struct("<8sIIQQQ32sI52x")
 _DIGEST_AT, _SIGNED_AT = 40, 72
 HEADER_SIZE = 128
@@ -73,7 +72,7 @@ class ArchivePart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SavedVariant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     plan: Plan
     objects: dict[str, str]  # digest -> name of the part
-    constants: tuple[str, ...]  # the plan's constants, as they are called in constants.safetensors
+    constants: tuple[str, ...]  # the names of the plan's constants in constants.safetensors
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,7 +87,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def save(
     model: CompiledModel | DynamicModel, path: str | os.PathLike[str], *, sign: signing.Key | None = None
 ) -> None:
-    """Write a model; the file appears whole or not at all. `sign`: the key to sign it with."""
+    """Write a model atomically. `sign`: the key to sign it with."""
     from tilewright.runtime.dynamic import DynamicModel
 
     target = Path(path)
@@ -120,7 +119,7 @@ def _sync_folder(folder: Path) -> None:
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:
-        return  # some systems do not open folders
+        return  # some systems cannot open folders
     try:
         os.fsync(handle)
     except OSError:
@@ -150,7 +149,7 @@ def _write(models: Sequence[CompiledModel], stream: BinaryIO, key: signing.Signe
             variants.append(SavedVariant(model.plan, objects, constants))
         manifest = msgspec.json.encode(Manifest(FORMAT_VERSION, tuple(parts.values()), tuple(variants)))
         last = _write_part(archive, stream, _MANIFEST, [manifest])
-        archive.comment = bytes(signature_bytes)  # room for it
+        archive.comment = bytes(signature_bytes)  # reserves space for it
     length = stream.seek(0, os.SEEK_END)
     fields = (MAGIC, FORMAT_VERSION, HEADER_SIZE, length, last.offset, last.bytes)
     digest_so_far = hashlib.sha256(_HEADER.pack(*fields, bytes(32), signature_bytes)[:_DIGEST_AT])
@@ -173,8 +172,8 @@ def _write_part(archive: zipfile.ZipFile, stream: BinaryIO, name: str, blocks: S
     info.file_size = size
     info.external_attr = 0o644 << 16
     wide = size >= zipfile.ZIP64_LIMIT // 2
-    # An extra field pads the entry's header so that its data is aligned in the file, and so in memory. Its kind is the
-    # one that Android's zipalign uses.
+    # An extra field pads the entry's header, so that its data is aligned in the file and in memory. It has the ID
+    # that Android's zipalign uses.
     before = stream.tell() + 30 + len(name) + 4 + (20 if wide else 0)
     info.extra = struct.pack("<HH", 0xD935, -before % ALIGNMENT) + bytes(-before % ALIGNMENT)
     digest = hashlib.sha256()
@@ -187,7 +186,7 @@ def _write_part(archive: zipfile.ZipFile, stream: BinaryIO, name: str, blocks: S
 
 
 def _constant_keys(specs: Sequence[TensorSpec]) -> tuple[str, ...]:
-    """The names of the constants where they are usable as such, made unique by their position otherwise."""
+    """The names of the constants if usable, made unique by their position otherwise."""
     keys: dict[str, None] = {}
     for index, spec in enumerate(specs):
         name = spec.name or "constant"
@@ -198,7 +197,8 @@ def _constant_keys(specs: Sequence[TensorSpec]) -> tuple[str, ...]:
 
 
 def _all_constants(models: Sequence[CompiledModel]) -> tuple[list[tuple[str, ...]], dict[str, np.ndarray]]:
-    """(The names of each model's constants, the constants by name.) Equal ones of several models have one name."""
+    """(the names of each model's constants, the constants by name). Equal constants of several models share
+    one name."""
     if len(models) == 1:
         keys = _constant_keys(models[0].plan.constants)
         return [keys], dict(zip(keys, models[0].executor.constants, strict=True))
@@ -216,11 +216,11 @@ def _all_constants(models: Sequence[CompiledModel]) -> tuple[list[tuple[str, ...
 
 
 def _safetensors(keys: Sequence[str], arrays: Sequence[np.ndarray]) -> list[Any]:
-    """The constants as pieces of a safetensors file.
+    """The constants as chunks of a safetensors file.
 
-    Written here and not by the safetensors package, which builds the whole file in memory and aligns to 8 bytes. The
-    format allows no gaps; with the arrays whose size is a multiple of 64 in front, the rest are usually few and small,
-    and the executor copies those.
+    The safetensors package is not used, because it builds the whole file in memory and aligns to 8 bytes. The format
+    allows no gaps; arrays whose size is a multiple of 64 come first, and the rest are usually few and small, and the
+    executor copies those.
     """
     order = sorted(range(len(arrays)), key=lambda index: (arrays[index].nbytes % ALIGNMENT != 0, index))
     header: dict[str, Any] = {"__metadata__": {"format": "tilewright"}}
@@ -254,7 +254,8 @@ def load(
 ) -> CompiledModel | DynamicModel:
     """Load a saved model. It needs neither PyTorch nor the compiler.
 
-    - `threads`: how many threads a call uses; None: `TILEWRIGHT_THREADS`, or as many as this process may use.
+    - `threads`: the number of threads of a call; None uses `TILEWRIGHT_THREADS`, or all cores that this process may
+      use.
     - `trusted`: a key or several; SignatureError unless the file is signed with one of them.
 
     The whole file is verified before anything of it runs; ArtifactError says what is wrong. The result is a
@@ -287,7 +288,7 @@ def load(
 
 
 def _read_verified(place: str, keys: Sequence[signing.Signer] | None) -> tuple[np.ndarray, int, int]:
-    """The whole file, read once into aligned memory and verified; where its manifest is."""
+    """Read the whole file once into aligned memory and verify it; return the manifest's position."""
     try:
         if not stat.S_ISREG(os.stat(place).st_mode):
             raise ArtifactError(f"{place} is not a file")
@@ -351,7 +352,7 @@ def _read_stream(
 
 
 def _damaged_parts(memory: np.ndarray, manifest_at: int, manifest_bytes: int) -> str:
-    """For the message: which parts of a damaged file do not match their own checksums, as far as can be told."""
+    """For the message: which parts of a damaged file do not match their own checksums, if that can be determined."""
     try:
         manifest = _decode_manifest("", memory, manifest_at, manifest_bytes)
     except ArtifactError:
@@ -378,7 +379,7 @@ def _decode_manifest(place: str, memory: np.ndarray, at: int, size: int) -> Mani
 
 
 def _choose(place: str, manifest: Manifest) -> list[SavedVariant]:
-    """Of each kind of call, the first variant that this machine can run."""
+    """The first variant of each input signature that this machine can run."""
     problem = ArtifactMachineError("it holds no object code at all")
     chosen: dict[bytes, SavedVariant] = {}
     for variant in manifest.variants:
@@ -431,7 +432,7 @@ def _constants(
         if not 0 <= span[0] <= span[1] <= len(body) or span[1] - span[0] != spec.bytes:
             broken(f"the data of {key} is not within the file")
         array = body[span[0] : span[1]]
-        # A type needs its natural alignment to be viewed; what is not aligned is copied here instead.
+        # A view needs natural alignment; unaligned constants are copied.
         if array.ctypes.data % ALIGNMENT:
             array = _aligned(array)
         array = array.view(DType.parse(spec.dtype).numpy).reshape(spec.shape)

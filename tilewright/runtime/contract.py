@@ -1,11 +1,11 @@
-"""What each kernel may be given, bound to its machine code.
+"""Kernel contracts: what each kernel may be called with, bound to its machine code.
 
     object code | contract as JSON | length of the contract, SHA-256 of both, magic
 
-The contract says with which symbol, how many iterations and how large arguments the code was made, and for which plan;
-it is written behind the code when a model is linked. A plan that was changed afterwards, its checksums too, no longer
-fits its kernels and is refused before anything is loaded. The code itself, its contract included, is only protected by
-a signature (`signing.py`); where both were exchanged, the plan still has to fit what the contract says.
+The contract states the symbol, the number of iterations and the argument sizes that the code was generated for, and
+the plan; it is appended to the code when a model is linked. A plan that was changed afterwards, even with its
+checksums, no longer fits its kernels and is refused before anything is loaded. Only a signature (`signing.py`)
+protects the code and its contract; if both were replaced, the plan must still fit the contract.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TRAILER = struct.Struct("<Q32s8s")
 
 
 class Argument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A buffer that a kernel reads, or, the last one, writes."""
+    """A buffer that a kernel reads or, if it is the last one, writes."""
 
     dtype: str
     elements: int
@@ -41,7 +41,7 @@ class Argument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def part(place: Place, spec: TensorSpec) -> Argument:
-        """The value of which a kernel reads a part, there and of this type."""
+        """The value that a kernel reads a part of, at this place with this type."""
         return Argument(spec.dtype, place.whole // DType.parse(spec.dtype).bytes)
 
 
@@ -49,15 +49,14 @@ class Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     symbol: str
     extent: int
     arguments: tuple[Argument, ...]
-    target: dict[str, Any]  # as the plan has it: what the code needs of a machine
+    target: dict[str, Any]  # as in the plan: what the code needs of a machine
     plan: str  # digest of the plan without its kernels
     launch: Launch | None = None
 
 
 def plan_digest(plan: Plan) -> str:
-    """Of everything in a plan but the digests of its kernels, which have this one inside, and what is for people alone:
-    where choices came from, since the same choice makes the same code whether it was tuned, locked or predicted, and
-    the names of layers."""
+    """The digest of a plan, without the digests of its kernels, which contain this one, and without what is only for
+    display: where choices came from (the same choice gives the same code) and the names of layers."""
     tasks = {key: msgspec.structs.replace(info, origin=PREDICTED) for key, info in plan.tasks.items()}
     steps = tuple(msgspec.structs.replace(step, layers=msgspec.UNSET) for step in plan.steps)
     plain = msgspec.structs.replace(plan, kernels={}, tasks=tasks, steps=steps)
@@ -66,18 +65,18 @@ def plan_digest(plan: Plan) -> str:
 
 
 def sealed(code: bytes, contract: Contract) -> bytes:
-    """Object code with its contract behind it."""
+    """Object code followed by its contract."""
     text = msgspec.json.encode(contract)
     return code + text + _TRAILER.pack(len(text), _digest(code, text), _MAGIC)
 
 
 def code_of(data: bytes) -> bytes:
-    """Object code without its contract, where it has one."""
+    """Object code without its contract, if it has one."""
     return unsealed(data)[0] if data.endswith(_MAGIC) else data
 
 
 def unsealed(data: bytes) -> tuple[bytes, Contract]:
-    """(The code, its contract.) CodegenError unless they are as they were sealed."""
+    """(code, contract). Raises CodegenError unless they are as they were sealed."""
     if len(data) < _TRAILER.size or not data.endswith(_MAGIC):
         raise CodegenError("object code without a contract")
     size, digest, _ = _TRAILER.unpack_from(data, len(data) - _TRAILER.size)
@@ -103,8 +102,8 @@ def _digest(code: bytes, text: bytes) -> bytes:
 def check_contracts(
     plan: Plan, objects: Mapping[str, bytes], well_formed: Callable[[bytes, str], None]
 ) -> None:
-    """VerificationError or CodegenError unless every step gives its kernel what the kernel was made for, every value is
-    written before it is read, and all object code is `well_formed`. `plan` is valid by itself."""
+    """Raise VerificationError or CodegenError unless every step calls its kernel within its contract, every value is
+    written before it is read, and all object code is `well_formed`. `plan` is valid on its own."""
     contracts = {}
     target, digest_of_plan = _plain(plan.target), plan_digest(plan)
     for symbol, digest in plan.kernels.items():
@@ -143,14 +142,14 @@ def _check_step(plan: Plan, number: int, step: Step, contract: Contract) -> None
 
 
 def _check_values(plan: Plan) -> None:
-    """Every argument is an input, constant, output or intermediate value, of its type; the last two after a step that
-    wrote it, and before anything else was written there. What is read but a constant may be a part of such a value."""
+    """Every argument is an input, constant, output or intermediate value of its type; the last two only after a step
+    wrote it and before anything overwrote it. A read may be of a part of such a value, except of a constant."""
     whole = {
         "input": tuple(map(Argument.of, plan.inputs)),
         "output": tuple(map(Argument.of, plan.outputs)),
         "constant": tuple(map(Argument.of, plan.constants)),
     }
-    values: defaultdict[tuple[str, int], Written] = defaultdict(Written)  # of the arena, and of each output
+    values: defaultdict[tuple[str, int], Written] = defaultdict(Written)  # for the arena, and for each output
     most = 0
     for number, step in enumerate(plan.steps):
         info = plan.tasks[step.task]
@@ -179,7 +178,7 @@ def _check_values(plan: Plan) -> None:
 
 
 def _is_written(buffer: Written, place: Place, spec: TensorSpec) -> bool:
-    """Whether this value is there, or the one that it is a part of."""
+    """Whether this value, or one that contains it, is there."""
     found = buffer.at(place.offset)
     if found is None:
         return False
@@ -190,14 +189,14 @@ def _is_written(buffer: Written, place: Place, spec: TensorSpec) -> bool:
 
 
 class Written:
-    """The values that a buffer holds, which lie apart from each other, in the order of their places."""
+    """The values that a buffer holds, which do not overlap, sorted by offset."""
 
     def __init__(self) -> None:
         self._begins: list[int] = []
-        self._values: list[tuple[int, Argument]] = []  # the end, and what
+        self._values: list[tuple[int, Argument]] = []  # (end, value)
 
     def write(self, begin: int, end: int, value: Argument) -> None:
-        """In place of all that it overlaps."""
+        """Write a value in place of all that it overlaps."""
         first, after = bisect_left(self._begins, begin), bisect_left(self._begins, max(end, begin + 1))
         if first and self._values[first - 1][0] > begin:
             first -= 1
@@ -205,7 +204,7 @@ class Written:
         self._values[first:after] = [(end, value)]
 
     def at(self, place: int) -> tuple[int, int, Argument] | None:
-        """The begin, the end and what of the last value that begins at or before `place`."""
+        """(begin, end, value) of the last value that begins at or before `place`."""
         number = bisect_right(self._begins, place) - 1
         return (self._begins[number], *self._values[number]) if number >= 0 else None
 

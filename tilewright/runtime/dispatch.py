@@ -1,24 +1,23 @@
 """A bounded table of variants of one computation, for shapes that change.
 
-Every variant is compiled for exact shapes. A program whose shapes keep changing (a batch of any size, a sequence that
-grows) must not be compiled for ever, so a new shape earns its compilation:
+Every variant is compiled for exact shapes. If shapes keep changing (a batch of any size, a growing sequence),
+compilation must not go on for ever, so a new shape must earn its compilation:
 
-- the first `eager` shapes are compiled when they come;
-- a later one is compiled when it comes the `patience`-th time or later, and its calls before took together at least
-  `worth` times as long as compiling a variant takes: a size that recurs often pays, one that passes does not;
-- after `limit` variants nothing more is compiled, and nothing is thrown away: further shapes run by other means.
+- the first `eager` shapes are compiled at once;
+- a later one is compiled when it occurs at least the `patience`-th time, and its earlier calls together took at least
+  `worth` times as long as compiling a variant: recurring sizes pay, rare ones do not;
+- after `limit` variants nothing more is compiled, and nothing is evicted: further shapes use the fallback.
 
-So the cost is bounded by `limit` compilations and the memory of their variants, and the regret by the calls that a
-shape had to wait for, which are as fast as they were without a compiler. With `worth` 1 no shape costs more than twice
-what it would have cost had its number of calls been known from the start. The counts of waiting shapes are bounded too.
-A sequence that grows from 1 to n costs `eager` compilations the first time, none the second time (each length has then
-been waited for once, for milliseconds), and never more than `limit`.
+So the cost is bounded by `limit` compilations and the memory of their variants. The calls before a compilation are as
+fast as without a compiler. With `worth` 1 no shape costs more than twice the optimum for its number of calls. The
+counts of waiting shapes are bounded too. A sequence that grows from 1 to n costs `eager` compilations the first time,
+none the second time, and never more than `limit`.
 
-Nothing is padded to a size that is there already: that more rows leave the others as they are would have to be proved
-for each model.
+Nothing is padded to an existing size, because it would have to be proved for each model that more rows do not affect
+the others.
 
-This is the policy of `tilewright.compile(..., dynamic=True)` and of the backend for torch.compile. The other means are
-PyTorch where the model is its own, and NumPy (the graph run by the oracle) for ONNX models.
+This is the policy of `tilewright.compile(..., dynamic=True)` and of the backend for torch.compile. The fallback is
+PyTorch for PyTorch models, and NumPy (the oracle) for ONNX models.
 """
 
 from __future__ import annotations
@@ -32,42 +31,42 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-_WAITING = 1024  # shapes that are counted but not compiled
+_WAITING = 1024  # maximum shapes that are counted but not compiled
 
 
 @dataclass(frozen=True)
 class Policy:
     """How many shapes are compiled, and when: `compile(..., dynamic=Policy(limit=4))`."""
 
-    limit: int = 16  # variants at most
-    eager: int = 4  # so many are compiled at once
-    patience: int = 2  # a later one not before its shape comes for this time
-    worth: float = 1.0  # nor before its calls took this many times as long as a compilation
+    limit: int = 16  # maximum variants
+    eager: int = 4  # compiled at their first occurrence
+    patience: int = 2  # occurrences before a later shape is compiled
+    worth: float = 1.0  # and the time of its calls, relative to a compilation
 
 
 @dataclass
 class _Wait:
-    """Of a shape that is not compiled: how often it came, and the seconds that these calls took."""
+    """A shape that is not compiled: its number of calls, and their total seconds."""
 
     calls: int = 0
     seconds: float = 0.0
 
 
 class VariantTable(Generic[T]):
-    """Variants by key. Safe to use from several threads; one compiles at a time."""
+    """Variants by key. It is thread-safe; one thread compiles at a time."""
 
     def __init__(self, policy: Policy | None = None) -> None:
         self.policy = policy or Policy()
         self._variants: dict[Hashable, T] = {}
         self._waiting: OrderedDict[Hashable, _Wait] = OrderedDict()
-        self._spent: list[float] = []  # seconds that each variant took to make
+        self._spent: list[float] = []  # compile seconds of each variant
         self._lock = threading.RLock()
 
     def __len__(self) -> int:
         return len(self._variants)
 
     def variants(self) -> tuple[T, ...]:
-        """Those that there are, in the order in which they were made."""
+        """The variants in the order in which they were made."""
         with self._lock:
             return tuple(self._variants.values())
 
@@ -75,12 +74,12 @@ class VariantTable(Generic[T]):
         return self._variants.get(key)
 
     def add(self, key: Hashable, variant: T) -> None:
-        """A variant that there is already, whatever the policy says."""
+        """Add an existing variant, whatever the policy says."""
         with self._lock:
             self._variants.setdefault(key, variant)
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T | None:
-        """The variant for `key`, made now if it has earned it; None: run by other means."""
+        """The variant for `key`, compiled now if it has earned it; None: use the fallback."""
         found = self._variants.get(key)
         if found is not None:
             return found
@@ -98,7 +97,7 @@ class VariantTable(Generic[T]):
         return len(self._variants) >= self.policy.limit
 
     def waited(self, key: Hashable, seconds: float) -> None:
-        """A call for which `get` gave nothing took so long by other means."""
+        """Record the duration of a call that used the fallback."""
         with self._lock:
             if key in self._waiting:
                 self._waiting[key].seconds += seconds

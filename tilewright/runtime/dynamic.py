@@ -1,9 +1,9 @@
-"""A model for shapes that change: a bounded table of compiled models, one for each kind of call.
+"""A model with dynamic shapes: a bounded table of compiled models, one per input signature.
 
-Calls are of one kind if their tensors have the same shapes and element types, at the same places of the same arguments,
-and if all else in them (numbers, strings, None) is equal. What earns a kind its compilation, and the limit, is the
-policy of `dispatch`; calls of other kinds run by `otherwise`, as the model's own framework runs them. A model that was
-loaded from a file can compile nothing: it has the variants that were saved, and refuses other calls.
+Calls have the same signature if their arguments have the same nesting, their tensors the same shapes and element
+types, and everything else (numbers, strings, None) is equal. The policy of `dispatch` decides which signatures are
+compiled; other calls use `otherwise`, the model's own framework. A model loaded from a file cannot compile: it has
+the saved variants, and refuses other calls.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class DynamicModel:
-    """Called like the model, with any shapes that it takes. Safe to call from several threads; one compiles at a
+    """A model that is called with any shapes that the original takes. It is thread-safe; one thread compiles at a
     time."""
 
     def __init__(
@@ -42,19 +42,19 @@ class DynamicModel:
         otherwise: Callable[[Arguments], Any] | None = None,
         policy: Policy | None = None,
     ) -> None:
-        """`names`: of the arguments that can be given by name. `variants`: those that are there from the start."""
+        """`names`: the arguments that can be passed by name. `variants`: the initial ones."""
         self._names = tuple(names)
         self._make = make
-        self._threads: int | None = None  # what was set, for variants to come
+        self._threads: int | None = None  # the user's setting, for later variants
         self._otherwise = otherwise
         self._table: VariantTable[CompiledModel] = VariantTable(policy)
-        self._plain: dict[Hashable, CompiledModel] = {}  # the same, by a key that is quick to make
+        self._plain: dict[Hashable, CompiledModel] = {}  # the same, by a key that is cheap to compute
         for model in variants:
             self._table.add(_kind_of_plan(model, self._names), model)
 
     @property
     def variants(self) -> tuple[CompiledModel, ...]:
-        """The compiled models that there are now."""
+        """The compiled models so far."""
         return self._table.variants()
 
     @property
@@ -63,7 +63,7 @@ class DynamicModel:
 
     @property
     def threads(self) -> int:
-        """How many threads a call uses; None or 0 sets the default. 0 if there is no variant yet."""
+        """The number of threads of a call; None or 0 sets the default. 0 if there is no variant yet."""
         return next((model.threads for model in self.variants), 0)
 
     @threads.setter
@@ -82,7 +82,7 @@ class DynamicModel:
             model.checker = checker
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the model; a shape that is new is compiled first, or runs by other means, as the policy says."""
+        """Call the model; a new shape is compiled first or uses the fallback, as the policy says."""
         key = None if kwargs else _plain_key(args)
         model = self._plain.get(key) if key is not None else None
         if model is None:
@@ -102,7 +102,7 @@ class DynamicModel:
         return result
 
     def variant(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CompiledModel | None:
-        """The compiled model for such a call, made now if the policy allows it; None if it does not."""
+        """The compiled model for such a call, compiled now if the policy allows it; otherwise None."""
         kind = _kind(bind(self._names, args, kwargs))
         if self._make is not None:
             return self._table.get(kind, lambda: self._made((args, dict(kwargs))))
@@ -124,8 +124,8 @@ class DynamicModel:
         return model
 
     def save(self, path: str | os.PathLike[str], *, sign: signing.Key | None = None) -> None:
-        """Write all variants compiled so far to one file; `tilewright.load` gives a model for their shapes.
-        `sign`: as of `CompiledModel.save`."""
+        """Write all variants compiled so far to one file; `tilewright.load` returns a model for their shapes. `sign`:
+        as in `CompiledModel.save`."""
         from tilewright.runtime.artifact import save
 
         save(self, path, sign=sign)
@@ -133,7 +133,7 @@ class DynamicModel:
     def explain(
         self, inputs: Any = None, *, kwargs: Mapping[str, Any] | None = None, repeats: int = 10
     ) -> Explanation:
-        """As of a `CompiledModel`: the variant for `inputs`, or the first one."""
+        """Like `CompiledModel.explain`, for the variant of `inputs`, or the first one."""
         inputs = joined(inputs, kwargs)
         return self._for(inputs).explain(inputs, repeats=repeats)
 
@@ -145,7 +145,7 @@ class DynamicModel:
         repeats: int | None = None,
         warmup: int = 3,
     ) -> BenchResult:
-        """As of a `CompiledModel`: the variant for `inputs`, or the first one."""
+        """Like `CompiledModel.bench`, for the variant of `inputs`, or the first one."""
         inputs = joined(inputs, kwargs)
         return self._for(inputs).bench(inputs, repeats=repeats, warmup=warmup)
 
@@ -170,8 +170,8 @@ class DynamicModel:
 
 
 class ConstantPool:
-    """Constants that the variants of one model share, found by their contents: most variants keep their weights in the
-    same order."""
+    """Constants that the variants of one model share, found by content: most variants store their weights in the same
+    order."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, np.ndarray] = {}
@@ -185,11 +185,12 @@ def _aligned(array: np.ndarray) -> np.ndarray:
     return array if fits else aligned_copy(array)
 
 
-# -- kinds of calls ---------------------------------------------------------------------------------------------------
+# -- input signatures
+# -------------------------------------------------------------------------------------------------
 
 
 def bind(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by name; by their number, those that have none."""
+    """The arguments of a call by name, or by number if they have none."""
     given: dict[str, Any] = {}
     for position, value in enumerate(args):
         name = names[position] if position < len(names) else f"args[{position}]"
@@ -229,7 +230,7 @@ def _leaf(value: Any) -> tuple[tuple[int, ...], str]:
 
 
 def _plain_key(args: tuple[Any, ...]) -> Hashable | None:
-    """The key of a call with nothing but tensors; None for others."""
+    """The key of a call with only tensors; None for others."""
     module = torch_module()
     tensor = np.ndarray if module is None else (np.ndarray, module.Tensor)
     if not all(isinstance(value, tensor) for value in args):

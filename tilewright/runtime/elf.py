@@ -1,7 +1,7 @@
-"""Is an object file well-formed? Checked here, before LLVM's loader sees a file that somebody else has written.
+"""Check that an object file is well-formed before LLVM's loader sees it.
 
-Accepted is what Tilewright's code generator makes, and no more: one symbol table, code and read-only data, relocations
-within these. LLVM's loader believes headers that it should not: of files with changed ones it crashes on many.
+Only what Tilewright's code generator emits is accepted: one symbol table, code and read-only data, relocations within
+these. LLVM's loader trusts headers that it should not, and crashes on many modified files.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _RELOCATION = struct.Struct("<QQq")
-_RELOCATABLE = 1  # the kind of file
+_RELOCATABLE = 1  # the file type
 _NULL, _PROGBITS, _SYMTAB, _STRTAB, _RELA = 0, 1, 2, 3, 4
-_ADDRSIG = 0x6FFF4C03  # which symbols' addresses matter: LLVM's, for linkers
+_ADDRSIG = 0x6FFF4C03  # LLVM's address-significance table, for linkers
 _WRITE, _ALLOC, _EXEC, _MERGE, _STRINGS, _INFO_LINK, _EXCLUDE = 1, 2, 4, 0x10, 0x20, 0x40, 0x80000000
 _NOTYPE, _OBJECT, _FUNC, _SECTION_SYMBOL, _FILE = range(5)
 _LOCAL, _GLOBAL = 0, 1
 _UNDEFINED, _ABSOLUTE = 0, 0xFFF1
 _MAX_SECTIONS, _MAX_ALIGNMENT = 4096, 4096
-_SLACK = 64  # bytes by which a relocation may point alongside its symbol: relative ones count from behind themselves
+_SLACK = 64  # bytes by which a relocation may point past its symbol: PC-relative ones count from their end
 
-# By machine: kinds of relocations that generated code has, and how many bytes each changes.
+# By machine: relocation types that generated code has, and the bytes that each changes.
 _RELOCATIONS = {
     62: {1: 8, 2: 4, 4: 4, 9: 4, 24: 8, 41: 4, 42: 4},
     183: {
         257: 8, 261: 4, 275: 4, 277: 4, 278: 4, 282: 4, 283: 4, 284: 4, 285: 4, 286: 4, 299: 4, 311: 4, 312: 4,
     },
 }  # fmt: skip
-# LLVM's loader does special things with sections of certain names (.eh_frame, .tdata, .debug_...): not with these.
+# LLVM's loader treats sections of certain names specially (.eh_frame, .tdata, .debug_...), but not these.
 _NAMES = re.compile(
     rb"\.text(\..*)?|\.rodata(\..*)?|\.data\.rel\.ro(\..*)?|\.note\.GNU-stack|\.comment", re.S
 )
@@ -64,9 +64,9 @@ class _Symbol(NamedTuple):
 
 
 def check(data: bytes, kernel: str) -> None:
-    """CodegenError unless `data` is an object file that can be loaded and defines the function `kernel`."""
+    """Raise CodegenError unless `data` is a loadable object file that defines the function `kernel`."""
     if data[:4] == _MACHO:
-        return  # of macOS, where LLVM's loader alone reads them
+        return  # macOS files, which only LLVM's loader reads
     try:
         _Object(data).check(kernel.encode())
     except (struct.error, IndexError, UnicodeError) as error:
@@ -226,7 +226,7 @@ def _check_section(number: int, section: _Section, size: int) -> None:
     allowed = {_PROGBITS: _ALLOC | _EXEC | _MERGE | _STRINGS, _RELA: _INFO_LINK, _ADDRSIG: _EXCLUDE}
     writable = (
         _WRITE if section.kind == _PROGBITS else 0
-    )  # .data.rel.ro, as the loader writes its relocations
+    )  # .data.rel.ro, because the loader writes its relocations
     if section.flags & ~(allowed.get(section.kind, 0) | writable) or section.flags & (_WRITE | _EXEC) == (
         _WRITE | _EXEC
     ):

@@ -1,7 +1,7 @@
-"""Runs a plan: binds constants and kernels once, then each call is one entry into native code.
+"""Run a plan: bind constants and kernels once; each call is then one entry into native code.
 
-Calls may come from several Python threads at once. Each takes a `Frame` of its own (an arena and the table of base
-pointers), from a list of free ones that grows as needed; the interpreter's lock is released while kernels run.
+Calls may come from several Python threads at once. Each uses its own `Frame` (an arena and the table of base
+pointers) from a free list that grows as needed; the GIL is released while kernels run.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from tilewright.runtime.plan import ALIGNMENT, Place, Plan, Step, TensorSpec
 from tilewright.support.memory import available_memory
 
 _KEPT_FRAMES = 16  # arenas kept for reuse; more concurrent calls than this allocate and free
-_SCARCE = 1 << 30  # from this size on, ask first: memory that is promised and not there ends the process
-_HUGE = 2 << 20  # from this size on, memory comes in huge pages where the system has them
+_SCARCE = 1 << 30  # from this size on, check first: overcommitted memory would end the process
+_HUGE = 2 << 20  # from this size on, use huge pages if the system has them
 
 
 def aligned_empty(size: int) -> np.ndarray:
@@ -35,7 +35,7 @@ def aligned_empty(size: int) -> np.ndarray:
     if size >= _SCARCE and size > available_memory():
         raise _no_memory(size)
     if size >= _HUGE:
-        # Private: memory shared with forked children would let a parent and its child overwrite each other.
+        # Private: memory shared with forked children would let parent and child overwrite each other.
         try:
             memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError):
@@ -57,7 +57,7 @@ def _no_memory(size: int) -> ModelSizeError:
 
 
 def aligned_copy(array: np.ndarray) -> np.ndarray:
-    """A dense copy whose data is 64-byte aligned."""
+    """A contiguous copy, 64-byte aligned."""
     copy = aligned_empty(array.nbytes).view(array.dtype).reshape(array.shape)
     np.copyto(copy, array)
     return copy
@@ -70,7 +70,7 @@ def content_key(array: np.ndarray) -> Hashable:
 
 
 class Frame:
-    """What one call in flight needs for itself."""
+    """The private state of one call."""
 
     def __init__(self, executor: Executor) -> None:
         self.arena = aligned_empty(max(executor.plan.memory.arena_bytes, ALIGNMENT))
@@ -86,11 +86,11 @@ class Frame:
             clock_id=code.clock_id,
         )
         self.address = ctypes.addressof(self.call)
-        self.threads = 1  # those wanted of the launcher, as `call` has it
+        self.threads = 1  # requested from the launcher, in the type of `call`
         self.launcher: threads.Launcher | None = None
 
     def spread(self, count: int) -> None:
-        """Run on `count` threads of the launcher of this process."""
+        """Use `count` threads of this process's launcher."""
         launcher = threads.launcher() if count > 1 else None
         if launcher is self.launcher and count == self.threads:
             return
@@ -144,7 +144,7 @@ class Executor:
 
     @property
     def threads(self) -> int:
-        """How many threads a call uses."""
+        """The number of threads of a call."""
         return self._threads
 
     @threads.setter
@@ -173,13 +173,13 @@ class Executor:
     # -- running ---------------------------------------------------------------------------------------------------
 
     def run(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
-        """Compute `outputs` from `inputs`: dense row-major arrays of the plan's types and shapes."""
+        """Compute `outputs` from `inputs`: contiguous arrays of the plan's types and shapes."""
         _check_arrays("input", self.plan.inputs, inputs)
         _check_arrays("output", self.plan.outputs, outputs)
         self.run_addresses(_addresses(inputs, outputs))
 
     def run_addresses(self, addresses: Sequence[int]) -> None:
-        """As `run`, with the addresses of the data, inputs first, and no checks: the fast path of `CompiledModel`."""
+        """Like `run`, with data addresses, inputs first, and no checks: the fast path of `CompiledModel`."""
         frame = self._take(addresses)
         try:
             self._run_range(frame, 0, self._count)
@@ -189,8 +189,8 @@ class Executor:
     def time_range(
         self, inputs: Sequence[int], outputs: Sequence[int], first: int = 0, last: int | None = None
     ) -> list[float]:
-        """As `run_addresses`, of the steps from `first` on and before `last`; gives the seconds of each, as native code
-        sees them."""
+        """Like `run_addresses`, for the steps in [first, last); returns the seconds of each, measured in
+        native code."""
         last = self._count if last is None else last
         times = (ctypes.c_int64 * max(self._count, 1))()
         frame = self._take([*inputs, *outputs])
@@ -205,9 +205,9 @@ class Executor:
     def step_timer(
         self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]
     ) -> Callable[[], list[float]]:
-        """What runs the plan on these arrays and gives the seconds of each step."""
+        """A function that runs the plan on these arrays and returns the seconds of each step."""
         given, taken = ([array.ctypes.data for array in arrays] for arrays in (inputs, outputs))
-        kept = (inputs, outputs)  # as long as their addresses are used
+        kept = (inputs, outputs)  # kept alive while their addresses are used
 
         def run() -> list[float]:
             assert kept
@@ -217,7 +217,7 @@ class Executor:
 
     def _take(self, addresses: Sequence[int]) -> Frame:
         try:
-            frame = self._free.pop()  # the most recent: its arena is still in the caches
+            frame = self._free.pop()  # the most recent one, whose arena is still in the caches
         except IndexError:
             frame = Frame(self)
         self._store_bases(frame.bases, 0, *addresses)
@@ -234,9 +234,9 @@ class Executor:
         return [np.empty(spec.shape, DType.parse(spec.dtype).numpy) for spec in self.plan.outputs]
 
     def trace(self, inputs: Sequence[np.ndarray]) -> Iterator[tuple[Step, list[np.ndarray], np.ndarray]]:
-        """Run step by step; after each, the step, its inputs and its output.
+        """Run step by step; yield each step with its inputs and its output.
 
-        The arrays are views of the memory in use: valid until the next step, to be copied if kept.
+        The arrays are views of the memory in use: they are valid until the next step; copy them to keep them.
         """
         _check_arrays("input", self.plan.inputs, inputs)
         outputs = self.new_outputs()
@@ -255,7 +255,7 @@ class Executor:
             self._free.append(frame)
 
     def time_steps(self, inputs: Sequence[np.ndarray], repeats: int = 10) -> list[float]:
-        """Seconds per step, each the median over `repeats` runs of the whole plan, as native code sees them."""
+        """Seconds per step, each the median over `repeats` runs of the whole plan, measured in native code."""
         _check_arrays("input", self.plan.inputs, inputs)
         outputs = self.new_outputs()
         addresses = _addresses(inputs, outputs)
@@ -282,7 +282,7 @@ def _view(memory: np.ndarray, offset: int, spec: TensorSpec) -> np.ndarray:
 
 
 def _bind_constants(plan: Plan, constants: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The constants, dense and aligned: as they are where they are so already, otherwise copied."""
+    """The constants, contiguous and aligned, copied only if necessary."""
     _check_arrays("constant", plan.constants, constants, dense=False)
     bound = []
     for constant in constants:

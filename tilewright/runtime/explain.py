@@ -1,4 +1,4 @@
-"""What a compiled model spends its time on, as data and as a table."""
+"""Where a compiled model spends its time, as data and as a table."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from tilewright.runtime import notebook, threads
 from tilewright.runtime.executor import Executor
 from tilewright.runtime.plan import PREDICTED, MemoryReport, Origin, Plan, TaskInfo
 
-WIDTH = 80  # columns of a terminal, where nothing else is known
-_LAYER, _TEMPLATE = 31, 12  # the same of a layer's name and of a template's, at the least
+WIDTH = 80  # default terminal width
+_LAYER, _TEMPLATE = 31, 12  # minimum widths of a layer's name and a template's
 _GAP = "  "
 
 
 class Checked(NamedTuple):
-    """What a kernel made of its inputs: its relative error against the oracle, and of a paired product the share of
-    register tiles that were certified (None: it is no such kernel)."""
+    """A kernel's relative error against the oracle and, for a paired product, the share of certified register tiles
+    (None: not a paired product)."""
 
     error: float
     certified: float | None = None
 
 
-# (task, its inputs, its output) -> Checked. The compiler attaches one; it knows the oracle.
+# (task, its inputs, its output) -> Checked. The compiler attaches one, because it knows the oracle.
 Checker = Callable[[TaskInfo, Sequence[np.ndarray], np.ndarray], Checked]
 
 
 class StepRow(msgspec.Struct, frozen=True):
-    """One kernel of a model: what it computes, how long it took, how exact it was."""
+    """One kernel of a model: what it computes, its time and its error."""
 
     step: int
     name: str
-    layer: str  # the layers of the user's model that it computes: "layer1.0.conv1 + bn1 + relu"
+    layer: str  # the layers that it computes: "layer1.0.conv1 + bn1 + relu"
     task: str  # its key
     label: str
     kernel: str
@@ -49,15 +49,15 @@ class StepRow(msgspec.Struct, frozen=True):
     bytes: int
     seconds: float
     share: float  # of the sum over all steps
-    error: float | None  # relative error against the oracle, where there is a checker
+    error: float | None  # relative error against the oracle, if there is a checker
     certified: float | None = (
-        None  # of a paired product's register tiles, those not computed product by product
+        None  # share of a paired product's register tiles that use the inner-product trick
     )
     origin: Origin = PREDICTED  # where the choice of the kernel came from
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """Where the time of a model goes, kernel by kernel. `print` shows it as a table; `to_dict` gives it as data."""
+    """Where a model's time goes, kernel by kernel. `print` shows a table; `to_dict` returns data."""
 
     rows: tuple[StepRow, ...]
     seconds: float  # sum over the steps
@@ -69,7 +69,7 @@ class Explanation(msgspec.Struct, frozen=True):
     target: dict[str, Any]
     numerics: str
     inputs: str  # where the inputs came from
-    # Bytes of constants by element type, of a model with 16-bit floats: on a CPU weights of theirs are stored as f32.
+    # Bytes of constants by element type, for a model with 16-bit floats: on a CPU their weights are stored as f32.
     constant_types: dict[str, int] = {}
     accelerator: str = ""  # what of the model an accelerator runs
 
@@ -81,8 +81,8 @@ class Explanation(msgspec.Struct, frozen=True):
         return self.table()
 
     def table(self, width: int | None = WIDTH, *, hashes: bool = False) -> str:
-        """As text of at most so many columns: the layers and their times always, other columns as far as they fit.
-        None: all of them. `hashes`: also the names of the machine code and the keys of the tasks, beyond the width."""
+        """The table as text with at most `width` columns: layers and times always, other columns if they fit; None:
+        all columns. `hashes`: also the names of the machine code and the task keys, beyond the width."""
         blocks = ["\n".join(self._rows(width, hashes))]
         blocks += [_filled(head, text, width) for head, text in self._totals()]
         return "\n".join([blocks[0], "", *blocks[1:]])
@@ -171,9 +171,9 @@ class BenchResult(msgspec.Struct, frozen=True):
 
 
 def random_inputs(plan: Plan, seed: int = 0) -> list[np.ndarray]:
-    """Inputs for a model when none are given: floats from the normal distribution, integers and bools 0 or 1.
+    """Default inputs of a model: normally distributed floats, integers and bools 0 or 1.
 
-    Integers are often indices, and 0 and 1 are valid ones nearly everywhere. What may have one value only has it.
+    Integers are often indices, and 0 and 1 are valid nearly everywhere. Pinned inputs have their value.
     """
     generator = np.random.default_rng(seed)
     arrays = []
@@ -231,7 +231,7 @@ def explain(
         seconds=total,
         flops=sum(row.flops for row in rows),
         bytes=sum(row.bytes for row in rows),
-        # max() alone would lose a NaN, the worst error of all.
+        # max() alone would drop a NaN, the worst error.
         worst_error=_worst([error for error in errors if error is not None]),
         memory=plan.memory,
         threads=threads.describe(executor.threads),
@@ -244,7 +244,7 @@ def explain(
 
 
 def _constant_types(plan: Plan) -> dict[str, int]:
-    """Bytes of the constants of each type; none where the model has no 16-bit floats."""
+    """Bytes of constants by type; none if the model has no 16-bit floats."""
     seen = {spec.dtype for spec in (*plan.inputs, *plan.outputs, *plan.constants)}
     sizes: dict[str, int] = {}
     if any(DType.parse(name).is_half for name in seen):
@@ -267,7 +267,7 @@ def _clip(text: str, width: int) -> str:
 
 
 def _template(program: str) -> str:
-    """What made a kernel, without the values of its knobs."""
+    """The template of a kernel, without its knob values."""
     return program.partition(":")[0].partition(" ")[0]
 
 
@@ -279,7 +279,7 @@ def _filled(head: str, text: str, width: int | None) -> str:
 
 
 def _fitting(columns: Sequence[_Column], width: int | None) -> list[_Column]:
-    """Those that are shown in so many characters; the first one in full, if there is room for it."""
+    """The columns that fit this width; the first one in full if possible."""
     if width is None:
         for column in columns:
             column.most = None
@@ -296,13 +296,13 @@ def _fitting(columns: Sequence[_Column], width: int | None) -> list[_Column]:
 
 @dataclass(eq=False)
 class _Column:
-    """A column of a table: its cells have at most `most` characters, and are flush left or right."""
+    """A table column: cells have at most `most` characters, aligned left or right."""
 
     head: str
     texts: list[str]
     most: int | None = None
     left: bool = False
-    rank: int = 0  # 0: always shown; others as far as there is room, the smallest first
+    rank: int = 0  # 0: always shown; others if there is room, the smallest first
 
     @property
     def natural(self) -> int:

@@ -1,4 +1,4 @@
-"""The features of this machine's CPU, as LLVM names them, less those that TILEWRIGHT_CPU_FEATURES removes."""
+"""The features of this machine's CPU, by LLVM's names, without those that TILEWRIGHT_CPU_FEATURES removes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from tilewright import knobs
 from tilewright.errors import ArtifactMachineError
 
-# What the levels of TILEWRIGHT_CPU_FEATURES leave: those of the x86-64 ABI (none, v3 and v4), so that an artifact made
-# at a level loads on every processor of that level.
+# The features of each level of TILEWRIGHT_CPU_FEATURES: those of the x86-64 ABI levels (none, v3 and v4), so that an
+# artifact made at a level loads on every processor of that level.
 _BASELINE = frozenset({"64bit", "cmov", "cx8", "fxsr", "mmx", "sse", "sse2", "x87"})
 _AVX2 = _BASELINE | {
     *("avx", "avx2", "bmi", "bmi2", "cx16", "f16c", "fma", "lzcnt", "movbe", "popcnt", "sahf"),
@@ -53,7 +53,7 @@ def features() -> frozenset[str]:
 
 
 def check(target: dict[str, Any]) -> None:
-    """ArtifactMachineError, naming what is missing, unless this machine can run object code made for `target`."""
+    """Raise ArtifactMachineError, naming what is missing, unless this machine can run object code for `target`."""
     wanted, here = _platform(target["triple"]), _platform(triple())
     if wanted != here:
         raise ArtifactMachineError(
@@ -70,7 +70,7 @@ def check(target: dict[str, Any]) -> None:
 
 
 def _platform(text: str) -> tuple[str, str]:
-    """(architecture, operating system) of a triple: what decides whether object code can be loaded at all."""
+    """(architecture, operating system) of a triple, which decide whether object code can be loaded at all."""
     parts = text.lower().split("-")
     architecture = {"amd64": "x86_64", "arm64": "aarch64"}.get(parts[0], parts[0])
     systems = ("linux", "darwin", "macos", "windows", "freebsd")

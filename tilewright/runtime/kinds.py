@@ -1,4 +1,5 @@
-"""The kinds of machines that a plan can be for, by the first part of its target's triple: how it is checked and run."""
+"""The kinds of machines that a plan can be for, by the first part of the target's triple: how it is checked
+and run."""
 
 from __future__ import annotations
 
@@ -20,9 +21,9 @@ _Make = Callable[[Plan, Sequence[np.ndarray], Mapping[str, bytes], "int | None"]
 
 @dataclass(frozen=True)
 class MachineKind:
-    check: Callable[[dict[str, Any]], None]  # ArtifactMachineError where this machine cannot run it
+    check: Callable[[dict[str, Any]], None]  # raises ArtifactMachineError if this machine cannot run it
     model: _Make
-    well_formed: Callable[[bytes, str], None]  # CodegenError unless code can be given to the loader
+    well_formed: Callable[[bytes, str], None]  # raises CodegenError unless the loader can take the code
 
 
 def _processor_model(
@@ -48,7 +49,7 @@ def _gpu_model(
 
 
 def _check_gpu_code(code: bytes, symbol: str) -> None:
-    """The driver reads both forms itself, and says what it does not like."""
+    """The driver checks both forms itself."""
     if not code.startswith((b"\x7fELF", b"//", b".version")) or symbol.encode() not in code:
         raise CodegenError(f"no machine code for a GPU that has the kernel {symbol[:80]!r}")
 
@@ -89,7 +90,7 @@ def check(target: dict[str, Any]) -> None:
 
 
 def check_contracts(plan: Plan, objects: Mapping[str, bytes]) -> None:
-    """VerificationError or CodegenError unless the plan fits its kernels, and these can be loaded."""
+    """Raise VerificationError or CodegenError unless the plan fits its kernels, and these can be loaded."""
     contract.check_contracts(plan, objects, _kind(plan.target).well_formed)
 
 

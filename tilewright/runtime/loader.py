@@ -1,7 +1,7 @@
-"""Object code into memory: bytes -> kernels that can be called.
+"""Load object code into memory as callable kernels.
 
-LLVM's ORC linker does the work. It is given exactly the external symbols of `ALLOWED`, never the whole process; an
-object that wants anything else is refused by name before LLVM sees it.
+This uses LLVM's ORC linker. It gets exactly the external symbols of `ALLOWED`, never the whole process; an object
+that needs another symbol is refused, by name, before LLVM sees it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _MATH = """
     atanh erf erfc tgamma lgamma fmod floor ceil trunc round rint nearbyint roundeven fma fmin fmax
 """.split()  # noqa: SIM905
 
-# External symbols that object code may use: what LLVM's own lowering calls, and the C library's mathematics.
+# External symbols that object code may use: calls from LLVM's own lowering, and the C library's math.
 ALLOWED = frozenset(("memcpy", "memmove", "memset", *_MATH, *(name + "f" for name in _MATH)))
 
-# Undefined in the object, but made by the linker itself for position-independent code.
+# Undefined in the object, but defined by the linker for position-independent code.
 _LINKER_DEFINED = frozenset(("_GLOBAL_OFFSET_TABLE_",))
 
 _names = itertools.count()
@@ -34,12 +34,12 @@ _lock = threading.Lock()
 
 
 def object_digest(data: bytes) -> str:
-    """The name under which a plan and an artifact know this object code."""
+    """The digest that identifies object code in a plan and an artifact."""
     return hashlib.sha256(data).hexdigest()
 
 
 class Library:
-    """Loaded object code: symbol -> address. The addresses are valid as long as this lives."""
+    """Loaded object code: symbol -> address. The addresses are valid as long as this object lives."""
 
     def __init__(self, tracker: Any, symbols: Iterable[str]) -> None:
         self._tracker = tracker  # unloads the code when collected
@@ -80,7 +80,7 @@ def load_ir(text: str, symbols: Iterable[str]) -> Library:
 
 
 def _link(builder: Any, what: str) -> Any:
-    # A library's name cannot be used again, even after it was unloaded.
+    # A library's name cannot be reused, even after unloading.
     try:
         return builder.link(_jit(), f"tilewright.{next(_names)}")
     except RuntimeError as error:
@@ -93,23 +93,23 @@ def _make_jit() -> Any:
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    # Only the launcher is compiled here. Without optimisation that takes 10 ms instead of 35, for 1 ns more a step.
+    # Only the launcher is compiled here. Without optimisation that takes 10 ms instead of 35, for 1 ns more per step.
     machine = llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(opt=0)
-    # JITLink places an object's sections side by side; the older linker may put them too far apart for relative
+    # JITLink places an object's sections together; the older linker may put them too far apart for relative
     # addresses.
     return llvm.create_lljit_compiler(machine, use_jit_link=True, suppress_errors=True)
 
 
 def _jit() -> Any:
-    """One linker per process. It is never disposed (llvmlite frees nothing once the interpreter shuts down), which is
-    as it must be: threads of the pool still run its code then."""
+    """One linker per process. It is never disposed, because threads of the pool may still run its code at
+    shutdown."""
     with _lock:
         return _make_jit()
 
 
 @cache
 def _external(symbol: str) -> int:
-    for name in (None, "libm.so.6"):  # the process has the C library, and nearly always its mathematics
+    for name in (None, "libm.so.6"):  # the process has the C library, and nearly always its math
         try:
             function = getattr(ctypes.CDLL(name), symbol)
         except (OSError, AttributeError):
@@ -124,7 +124,7 @@ def _external(symbol: str) -> int:
 
 
 def check_symbols(data: bytes, name: str = "object code") -> frozenset[str]:
-    """The external symbols that an object uses; CodegenError unless all of them are allowed."""
+    """The external symbols of an object; CodegenError unless all of them are allowed."""
     undefined = undefined_symbols(data, name)
     foreign = sorted(undefined - ALLOWED)
     if foreign:
@@ -164,7 +164,7 @@ def _elf_undefined(data: bytes) -> Iterable[str]:
         raise ValueError("not 64-bit little-endian")
     (table,) = struct.unpack_from("<Q", data, 0x28)
     entry, count = struct.unpack_from("<HH", data, 0x3A)
-    if count == 0:  # more than 65279 sections: the count is in the first section header
+    if count == 0:  # with more than 65279 sections, the count is in the first section header
         (count,) = struct.unpack_from("<Q", data, table + 0x20)
     sections = [struct.unpack_from("<IIQQQQIIQQ", data, table + index * entry) for index in range(count)]
     for section in sections:

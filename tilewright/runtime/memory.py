@@ -1,12 +1,13 @@
-"""The static memory planner: where in one arena each intermediate buffer of a plan lives.
+"""The static memory planner: assign each intermediate buffer of a plan an offset in one arena.
 
-Two buffers may share bytes only when their lives do not meet. A life is the closed interval of steps from the one that
-writes the buffer to the last one that reads it; since both ends count, a step's output never overlaps its inputs.
+Two buffers may share bytes only if their live ranges do not overlap. A live range is the closed interval of steps
+from the one that writes the buffer to the last one that reads it; since both ends count, a step's output never
+overlaps its inputs.
 
-Finding the smallest arena is NP-hard (dynamic storage allocation). A greedy best fit is very good when buffers come in
-a fitting order, and no one order fits every network: by time serves chains, by the busiest step serves U-Nets, whose
-skip connections live long. So a few orders are tried, then the best is improved by pulling the buffer that sticks out
-at the top to the front, until the lower bound is met or nothing changes.
+Finding the smallest arena is NP-hard (dynamic storage allocation). A greedy best fit is very good with the right
+order of buffers, and no single order suits every network: by time suits chains, by the busiest step suits U-Nets with
+their long-lived skip connections. So a few orders are tried; then the best is improved by moving the topmost buffer
+to the front, until the lower bound is reached or nothing changes.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import numpy as np
 from tilewright.runtime.plan import MemoryReport, aligned
 
 _MOVES = 60  # attempts to improve the best order; each costs one placement,
-_WORK = 20_000  # and a placement of n buffers takes time in proportion to n: so many in all
+_WORK = 20_000  # whose time is proportional to the number of buffers: the total limit
 _FOREVER = 1 << 62
-_GOOD_ENOUGH = 1.01  # an arena this close to the lower bound is not worth further attempts
+_GOOD_ENOUGH = 1.01  # an arena this close to the lower bound is good enough
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class LiveBuffer:
 
 
 def plan_memory(buffers: Sequence[LiveBuffer], constant_bytes: int = 0) -> tuple[list[int], MemoryReport]:
-    """A 64-byte aligned offset for each buffer, and how good the arena is. Deterministic."""
+    """Assign a 64-byte aligned offset to each buffer, and report the quality of the arena. Deterministic."""
     for buffer in buffers:
         if buffer.size < 0 or buffer.first_step > buffer.last_step:
             raise ValueError(f"a buffer that ends before it begins: {buffer}")
@@ -51,7 +52,7 @@ def plan_memory(buffers: Sequence[LiveBuffer], constant_bytes: int = 0) -> tuple
 
 
 def _lower_bound(sizes: np.ndarray, first: np.ndarray, last: np.ndarray) -> int:
-    """The largest number of bytes alive at one step; it is reached where some buffer begins."""
+    """The largest number of live bytes at one step; it is reached where some buffer begins."""
     return max(
         (int(sizes[(first <= step) & (step <= last)].sum()) for step in set(first.tolist())), default=0
     )
@@ -76,7 +77,7 @@ def _best_placement(
     for _ in range(min(_MOVES, _WORK // len(order))):
         if best_arena <= bound * _GOOD_ENOUGH:
             break
-        # Place the buffer at the top before all others.
+        # Place the topmost buffer before all others.
         top = next(index for index in order if offsets[index] + sizes[index] == arena)
         order = [top, *(index for index in order if index != top)]
         if tuple(order) in seen:
@@ -91,15 +92,15 @@ def _best_placement(
 def _place(
     order: list[int], sizes: np.ndarray, first: np.ndarray, last: np.ndarray, ceiling: int = 0
 ) -> tuple[list[int], int]:
-    """Put each buffer in turn into the tightest gap between those already placed that are alive with it.
+    """Put each buffer in turn into the tightest gap between placed buffers that are live at the same time.
 
-    Without a ceiling it goes to the bottom of the gap. With one, it goes to that end where its neighbour outlives it,
-    by the least if both do; floor and ceiling live for ever. So free room stays in one piece: a buffer never outlives
-    what it leans on. Taken in order of time, this meets the lower bound on chains and residual networks.
+    Without a ceiling it goes to the bottom of the gap. With one, it goes to the end whose neighbour outlives it, by
+    the least if both do; floor and ceiling live for ever. So free space stays contiguous: a buffer never outlives its
+    neighbour. In order of time, this reaches the lower bound on chains and residual networks.
     """
     count = len(order)
     offsets = [0] * count
-    # The placed buffers, sorted by offset, as parallel arrays so that the search for neighbours is vectorised.
+    # The placed buffers, sorted by offset, as parallel arrays, so that the search for neighbours is vectorised.
     starts, ends = np.zeros(count, np.int64), np.zeros(count, np.int64)
     begin, end = np.zeros(count, np.int64), np.zeros(count, np.int64)
     placed, arena = 0, 0
@@ -121,9 +122,11 @@ def _place(
 
 
 def _choose_offset(neighbours: list[tuple[int, int, int]], size: int, death: int, ceiling: int) -> int:
-    """Where a buffer goes among its live neighbours, each (start, end, last step), sorted by start."""
-    cursor, below = 0, _FOREVER  # the end of what was passed so far, and how long it lives
-    best: tuple[int, int, int, int] | None = None  # room, offset, life of what is below and above
+    """The offset of a buffer among its live neighbours, each (start, end, last step), sorted by start."""
+    cursor, below = 0, _FOREVER  # the end of the neighbours so far, and their last step
+    best: tuple[int, int, int, int] | None = (
+        None  # room, offset, last steps of the neighbours below and above
+    )
     walls = [(ceiling, ceiling, _FOREVER)] if ceiling else []
     for start, end, life in (*neighbours, *walls):
         room = start - cursor
@@ -131,7 +134,7 @@ def _choose_offset(neighbours: list[tuple[int, int, int]], size: int, death: int
             best = room, cursor, below, life
         if end > cursor:
             cursor, below = end, life
-    if best is None:  # no gap will do: on top of everything
+    if best is None:  # no gap fits: on top of everything
         return max((end for _, end, _ in neighbours), default=0)
     room, offset, below, above = best
     leans_up = above >= death and (below < death or above < below)
@@ -160,7 +163,8 @@ def _by_time(sizes: np.ndarray, first: np.ndarray, last: np.ndarray) -> list[int
 
 
 def _by_busiest_step(sizes: np.ndarray, first: np.ndarray, last: np.ndarray) -> list[int]:
-    """First what is alive at the step with most bytes alive, largest first; then at the next busiest; and so on."""
+    """First the buffers that are live at the step with the most live bytes, largest first; then those at the next
+    busiest; and so on."""
     steps = sorted(set(first.tolist()))
     alive = {step: (first <= step) & (step <= last) for step in steps}
     order: dict[int, None] = {}

@@ -18,7 +18,7 @@ from tilewright.runtime.explain import BenchResult, Checker, Explanation, explai
 from tilewright.runtime.plan import Plan, TensorSpec
 from tilewright.runtime.ports import OutPort, Port
 
-_BENCH_SECONDS = 0.5  # how long `bench` goes on when no number of repeats is given
+_BENCH_SECONDS = 0.5  # default duration of `bench`
 
 
 class CompiledModel:
@@ -45,7 +45,7 @@ class CompiledModel:
         paths = self._input_paths()
         self._in_ports = [self._made_port(spec, paths[index]) for index, spec in enumerate(plan.inputs)]
         self._out_ports = [OutPort(spec) for spec in plan.outputs]
-        # The usual case, every argument a tensor given by position, needs no walk over trees.
+        # The usual case, with only positional tensors, needs no tree traversal.
         leaves = [item.get("index") for item in self._positional]
         self._plain_arity = len(leaves) if not self._keyword and leaves == list(range(len(leaves))) else -1
         self._pinned = {pinned.index: pinned.data for pinned in plan.pinned}
@@ -61,7 +61,7 @@ class CompiledModel:
 
     @property
     def threads(self) -> int:
-        """How many threads a call uses; None or 0 sets the default."""
+        """The number of threads of a call; None or 0 sets the default."""
         return int(self.executor.threads)
 
     @threads.setter
@@ -69,19 +69,20 @@ class CompiledModel:
         self.executor.threads = count
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the model as the original: the same arguments, the same nesting of results.
+        """Call the model like the original: the same arguments, the same nesting of results.
 
-        InputError says which input does not fit, what was expected and what came."""
+        InputError says which input does not fit, what was expected and what was passed.
+        """
         plain = len(args) == self._plain_arity and not kwargs
         results = self.flat(args if plain else self._bind(args, kwargs))
         return results[0] if self._one_output else tree.unflatten(self.plan.output_tree, results)
 
     def flat(self, leaves: Sequence[Any]) -> list[Any]:
-        """A call with the model's inputs in order, for its outputs in order: without the nesting of either."""
+        """Call with the model's inputs in order, and return its outputs in order, both without nesting."""
         keep: list[Any] = []
         addresses: list[int] = []
         any_torch = False
-        # Each step here is counted: a call costs some microseconds, and a small model's kernels a hundred.
+        # Each step here matters: a call costs a few microseconds, and a small model's kernels a hundred.
         for index, port in enumerate(self._in_ports):
             address, is_torch = port.address(leaves[index], keep)
             addresses.append(address)
@@ -98,8 +99,8 @@ class CompiledModel:
         return results
 
     def at(self, addresses: list[int]) -> list[Any]:
-        """As `flat`, of torch tensors at these addresses. Nothing is checked: for a caller that has made sure of their
-        types, sizes and strides, as Dynamo does by its guards. The list is changed."""
+        """Like `flat`, for torch tensors at these addresses. Nothing is checked: the caller must ensure types, sizes
+        and strides, as Dynamo's guards do. The list is changed."""
         results: list[Any] = []
         for out in self._out_ports:
             result, address = out.new_torch()
@@ -109,23 +110,23 @@ class CompiledModel:
         return results
 
     def save(self, path: str | os.PathLike[str], *, sign: signing.Key | None = None) -> None:
-        """Write the model to one file, to be loaded with `tilewright.load` without torch or a compiler.
-        `sign`: the key to sign it with, so that `load(path, trusted=key)` takes no other file."""
+        """Write the model to one file. `tilewright.load` needs neither torch nor a compiler. `sign`: the key to sign
+        it with, so that `load(path, trusted=key)` accepts no other file."""
         from tilewright.runtime.artifact import save
 
         save(self, path, sign=sign)
 
     def saved(self) -> Sequence[CompiledModel]:
-        """The variants that a file shall have of it, for one machine each; the first that can run is taken."""
+        """The variants for a file, one per machine; loading uses the first that can run."""
         return [self]
 
     def explain(
         self, inputs: Any = None, *, kwargs: Mapping[str, Any] | None = None, repeats: int = 10
     ) -> Explanation:
-        """Time per kernel, and its error against the oracle where the compiler attached one.
+        """Run the model and return the time of each kernel, and its error if the compiler attached the oracle.
 
         `inputs`: a tuple of positional arguments, a dict of keyword arguments, or one tensor; `kwargs`: keyword
-        arguments alongside positional ones. Random inputs by default (normal floats, integers 0 or 1).
+        arguments besides positional ones. Random inputs by default (normal floats, integers 0 or 1).
         """
         inputs = joined(inputs, kwargs)
         arrays = self._arrays(inputs)
@@ -140,7 +141,7 @@ class CompiledModel:
         repeats: int | None = None,
         warmup: int = 3,
     ) -> BenchResult:
-        """Seconds per call, everything included. `inputs` and `kwargs` as in `explain`."""
+        """Time calls of the model, everything included. `inputs` and `kwargs` as in `explain`."""
         inputs = joined(inputs, kwargs)
         if inputs is None:
             flat = random_inputs(self.plan)
@@ -162,7 +163,7 @@ class CompiledModel:
 
     @property
     def inputs(self) -> dict[str, TensorSpec]:
-        """The tensors that a call takes, by the names that a caller uses: `input_ids`, `batch['mask']`."""
+        """The tensors that a call takes, by the caller's names: `input_ids`, `batch['mask']`."""
         return {port.path: port.spec for port in self._in_ports}
 
     @property
@@ -181,10 +182,10 @@ class CompiledModel:
     # -- arguments -------------------------------------------------------------------------------------------------
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """The leaves of a call, whatever was given by position and whatever by keyword."""
+        """The leaves of a call, given by position or by keyword."""
         names = self.plan.input_names
         given = dict(kwargs)
-        extra: dict[int, Any] = {}  # positions without a name: *args of the original, or no names recorded
+        extra: dict[int, Any] = {}  # positions without a name: *args of the original, or no recorded names
         for index, value in enumerate(args):
             name = names[index] if index < len(names) else None
             if name is None:
@@ -224,7 +225,7 @@ class CompiledModel:
         return ", ".join([*positional, *self._keyword])
 
     def _input_paths(self) -> dict[int, str]:
-        """Leaf index -> what a caller would call it."""
+        """Leaf index -> the caller's name for it."""
         names = self.plan.input_names
         paths: dict[int, str] = {}
         for index, spec in enumerate(self._positional):
@@ -234,7 +235,7 @@ class CompiledModel:
         return paths
 
     def _arrays(self, inputs: Any) -> list[np.ndarray]:
-        """The model's inputs as dense NumPy arrays, with the same checks as a call."""
+        """The model's inputs as contiguous NumPy arrays, with the checks of a call."""
         if inputs is None:
             return random_inputs(self.plan)
         args, kwargs = as_arguments(inputs)
@@ -246,7 +247,7 @@ class CompiledModel:
         return arrays
 
     def _check_pinned(self, leaves: Sequence[Any]) -> None:
-        """InputError unless inputs that decided shapes have the values that they had then."""
+        """Raise InputError unless inputs that decided shapes have the compiled values."""
         for index, data in self._pinned.items():
             port = self._in_ports[index]
             given = port.as_numpy(leaves[index])

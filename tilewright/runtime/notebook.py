@@ -1,4 +1,4 @@
-"""How models and explanations look in a notebook: small HTML tables, without scripts or styles of their own."""
+"""Notebook representations of models and explanations: small HTML tables without scripts or styles."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from tilewright.runtime.explain import Explanation
     from tilewright.runtime.model import CompiledModel
 
-_ROWS = 40  # of an explanation: the kernels that take most of the time
-_BAR = 120  # pixels of a kernel that takes all of the time
+_ROWS = 40  # of an explanation: the slowest kernels
+_BAR = 120  # pixels for 100% of the time
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Cells are HTML already; the first `left` columns are flush left."""
+    """Cells are HTML; the first `left` columns are left-aligned."""
 
     def line(cells: Sequence[str], tag: str) -> str:
         aligned = ("left" if position < left else "right" for position in range(len(cells)))

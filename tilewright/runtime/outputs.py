@@ -1,13 +1,12 @@
-"""Memory for large results, reused once nothing refers to it.
+"""Reusable memory for large results.
 
-Memory fresh from the system costs a page fault for every page, together more than the kernel that fills it. A result
-therefore lies in memory of ours, behind an *owner* that whatever shares it keeps alive: arrays and their views, tensors
-and their storages, buffers taken of them. When the owner dies, none of them is left, and the memory is free for another
-result. That is not found out by a search: arrays and tensors are no part of cycles that the garbage collector sees, so
-an owner dies when the last of them does.
+Fresh memory costs a page fault for every page, together more than the kernel that fills it. So Tilewright allocates
+result memory itself, behind an *owner* that everything sharing it keeps alive: arrays and their views, tensors and
+their storages, and buffers. When the owner is collected, none of them is left, and the memory can be reused. Arrays
+and tensors take no part in reference cycles, so an owner is collected as soon as the last of them is.
 
-A model keeps at most two free pieces of memory for each of its outputs, enough for a caller that holds one result while
-the next is computed, and never more than it had handed out at once. They go with the model; results stay.
+A model keeps at most two free blocks for each of its outputs, enough for a caller that holds one result while the
+next is computed, and never more than were in use at once. They are freed with the model; results stay valid.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import numpy as np
 
 from tilewright.runtime.executor import aligned_empty
 
-LARGE = 1 << 20  # bytes: smaller memory comes from the allocator's own store, without a fault
+LARGE = 1 << 20  # bytes: the allocator caches smaller memory, without page faults
 _KEPT = 2
 
 
@@ -31,13 +30,13 @@ class OutputMemory:
     def __init__(self, size: int) -> None:
         self._size = size
         self._owner_type = ctypes.c_uint8 * size
-        # Taken from and added to without a lock: an owner may die at any point of any thread, even inside `lend`.
+        # Used without a lock: an owner may be collected at any point in any thread, even inside `lend`.
         self._free: deque[np.ndarray] = deque(maxlen=_KEPT)
 
     def lend(self) -> Any:
-        """An owner of `size` uninitialised bytes, which it gives as a buffer."""
+        """An owner of `size` uninitialised bytes, which supports the buffer protocol."""
         try:
-            memory = self._free.pop()  # the most recent: the nearest to a cache
+            memory = self._free.pop()  # the most recent one, most likely in a cache
         except IndexError:
             memory = aligned_empty(self._size)
         owner = self._owner_type.from_buffer(memory.data)

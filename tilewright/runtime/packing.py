@@ -1,8 +1,7 @@
-"""How a constant is stored for the kernel that reads it.
+"""Pack constants for the kernels that read them.
 
-A kernel that walks an operand tile by tile reads it fastest where each tile's elements lie one after another in the
-order in which they are used. A constant is put into that order once, when the model is linked, after the transforms
-that its kernel wants (`transform.py`).
+A kernel that reads an operand tile by tile is fastest if each tile is contiguous in the order of use. A constant is
+packed in that order once, when the model is linked, after its kernel's transforms (`transform.py`).
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from tilewright.runtime.winograd import WinogradWeights
 
 
 class SeparateTail(Transform, frozen=True, tag="last_apart"):
-    """The last `count` elements along an axis are in no block. They come behind, one after the other, each with the
-    other axes as they were."""
+    """The last `count` elements along an axis are in no block. They are stored after the blocks, in sequence, each
+    with the other axes in their order."""
 
     axis: int
     count: int
@@ -52,14 +51,13 @@ AnyTransform = SeparateTail | PairedWeights | WinogradWeights  # those that a sa
 
 
 class Packing(msgspec.Struct, frozen=True):
-    """The constant as a dense array of `shape`, transformed, each axis cut into blocks, the blocks put into another
-    order.
+    """The layout of a constant: a contiguous array of `shape` is transformed, split into blocks along each axis, and
+    the block axes are permuted.
 
-    `transforms` are applied one after the other; what the last of them stores behind the blocks comes first there. Then
-    an axis of n elements in blocks of b becomes two: ceil(n / b) blocks, and b places in one. Where b does not divide
-    n, the last block is moved back and repeats elements of its neighbour; for axes in `zero_filled` it is filled up
-    with zeros instead. `order` is a permutation of (blocks of axis 0, places of axis 0, blocks of axis 1, ...), the
-    outermost first.
+    `transforms` are applied in order; the trailing data of the last one comes first after the blocks. Then an axis of
+    n elements in blocks of b becomes two: ceil(n / b) blocks, and b indices in one. If b does not divide n, the last
+    block overlaps its neighbour; for axes in `zero_filled` it is zero-padded instead. `order` is a permutation of
+    (blocks of axis 0, indices of axis 0, blocks of axis 1, ...), the outermost first.
     """
 
     shape: tuple[int, ...]
@@ -70,7 +68,7 @@ class Packing(msgspec.Struct, frozen=True):
 
     @property
     def is_sound(self) -> bool:
-        """Whether the numbers fit each other: one from a file may hold anything."""
+        """Whether the values are consistent: a file may hold anything."""
         axes = range(len(self.shape))
         return (
             len(self.blocks) == len(axes)
@@ -86,7 +84,7 @@ class Packing(msgspec.Struct, frozen=True):
 
     @property
     def _shapes(self) -> list[Shape]:
-        """Before each of the transforms, and behind the last."""
+        """The shape before each of the transforms, and after the last."""
         shapes = [self.shape]
         for transform in self.transforms:
             shapes.append(transform.shape_after(shapes[-1]))
@@ -94,17 +92,17 @@ class Packing(msgspec.Struct, frozen=True):
 
     @property
     def _trailing_sizes(self) -> list[int]:
-        """Of what each of the transforms stores behind the blocks."""
+        """The sizes of the trailing data of each transform."""
         return [each.trailing_size(shape) for each, shape in zip(self.transforms, self._shapes, strict=False)]
 
     @property
     def walked(self) -> tuple[int, ...]:
-        """The shape that is cut into blocks."""
+        """The shape that is split into blocks."""
         return self._shapes[-1]
 
     @property
     def packed_shape(self) -> tuple[int, ...]:
-        """Extents in the order of storage."""
+        """Extents in storage order."""
         split = self._split()
         return tuple(split[axis] for axis in self.order)
 
@@ -117,11 +115,11 @@ class Packing(msgspec.Struct, frozen=True):
         return math.prod(self.shape)
 
     def begin_of(self, transform: Transform) -> int:
-        """Where that begins which one of the transforms stores behind the blocks."""
+        """The start of the trailing data of a transform."""
         return self.size - sum(self._trailing_sizes[: self.transforms.index(transform) + 1])
 
     def pack(self, array: np.ndarray) -> np.ndarray:
-        """The elements of a dense array in packed order, flat."""
+        """The elements of a contiguous array in packed order, flat."""
         dtype = array.dtype
         dense = np.ascontiguousarray(array).reshape(self.shape)
         trailing: list[np.ndarray] = []
@@ -140,7 +138,7 @@ class Packing(msgspec.Struct, frozen=True):
         return np.concatenate([packed, *trailing], dtype=dtype) if trailing else packed
 
     def unpack(self, packed: np.ndarray) -> np.ndarray:
-        """The dense array, flat: the inverse of `pack`."""
+        """The contiguous array, flat: the inverse of `pack`."""
         dtype = packed.dtype
         back = np.argsort(self.order)
         ends = np.cumsum([math.prod(self.packed_shape), *reversed(self._trailing_sizes)])
@@ -160,7 +158,7 @@ class Packing(msgspec.Struct, frozen=True):
 
     @staticmethod
     def _places(extent: int, block: int) -> np.ndarray:
-        """Which element stands at each place of the cut axis."""
+        """The element at each position of the split axis."""
         starts = np.minimum(np.arange(0, extent, block), extent - block)
         places: np.ndarray = (starts[:, None] + np.arange(block)).reshape(-1)
         return places
@@ -173,7 +171,8 @@ class Packing(msgspec.Struct, frozen=True):
 
 
 def dense_order(extents: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
-    """The axes from the outermost to the innermost, if together they walk a dense array exactly once; else None."""
+    """The axes from the outermost to the innermost, if together they enumerate a contiguous array exactly once; else
+    None."""
     order = sorted(range(len(extents)), key=lambda axis: -strides[axis])
     expected = 1
     for axis in reversed(order):

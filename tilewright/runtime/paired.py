@@ -3,13 +3,13 @@
     a1 b1 + a2 b2 = (a1 + b2) (a2 + b1) - a1 a2 - b1 b2
 
 The corrections a1 a2 and b1 b2 depend on one operand alone: they are summed once for each row of the data and once
-for each column of the weight. In about half of the pairs a2 and b2 are negated, which leaves their product as it is, so
-that neither sums nor corrections grow beyond the result where the numbers have a mean. Which half follows multiples of
-the golden ratio: numbers in a tensor are often periodic (even and odd channels, heads, pixels), and these are not.
+for each column of the weight. In about half of the pairs a2 and b2 are negated, which does not change their product,
+so that sums and corrections do not grow beyond the result if the numbers have a nonzero mean. The choice follows
+multiples of the golden ratio, because numbers in a tensor are often periodic (even and odd channels, heads, pixels).
 
 **Error.** Rows and columns are divided by powers of two so that their root mean squares are in [1, 2). With K the
-number of products, A and B the norms of a scaled row and column, u = 2^-24, and sums of `CHUNK` pairs that are added up
-one after the other,
+number of products, A and B the norms of a scaled row and column, u = 2^-24, and sums of `CHUNK` pairs that are added
+up one after the other,
 
     |error| <= error_constant(K) u (A^2 + B^2) / 2,    and    (A^2 + B^2) / 2 <= 1.25 A B
 
@@ -17,7 +17,7 @@ That is a bound by norms. A plain sum has one for each element, K u sum |a_k b_k
 
     kappa = A B / sum |a_k b_k|
 
-is small. `certified_ratios` bounds kappa from below, rigorously and for nearly nothing: for any number t,
+is small. `certified_ratios` bounds kappa from above, rigorously and at almost no cost: for any number t,
 
     sum |a_k| |b_k| >= sum |a_k| (t - (t - |b_k|)+) >= t |a|_1 - |a|_2 * |(t - |b|)+|_2
 
@@ -25,8 +25,8 @@ so kappa <= `largest_kappa(K)` holds for every row whose ratio |a|_1 / (sqrt(K) 
 
     min over t of (|(t - |b|)+|_2 + |b|_2 / kappa) / (t sqrt(K))
 
-which depends on the column alone. A register tile runs in pairs where the least ratio of its rows is at least the
-largest that its columns demand; otherwise it runs the plain loop on the same packed weight.
+which depends only on the column. A register tile uses the trick if the least ratio of its rows is at least the
+largest that its columns require; otherwise it runs the plain loop on the same packed weight.
 """
 
 from __future__ import annotations
@@ -37,21 +37,19 @@ import numpy as np
 
 from tilewright.runtime.transform import Shape, Transform
 
-HALF = 8  # products from one of a pair to the other
-GROUP = 2 * HALF  # products whose pairs are within it
+HALF = 8  # distance between the two products of a pair
+GROUP = 2 * HALF  # products within which pairs are formed
 CHUNK = 64  # pairs summed in registers before they are added to the total
-LARGEST_SIZE = (
-    24  # exponent of two of a row's or column's size that is scaled: products of scaled numbers do not vanish
-)
+LARGEST_SIZE = 24  # maximum exponent of a row's or column's scale, so that scaled products do not underflow
 BOUND_FACTOR = 32.0  # |error| <= BOUND_FACTOR K u sum |a b| for every certified tile
 _LARGEST_KAPPA = (
-    64.0  # beyond, errors exceed those of plain sums by more than they do from one order to another
+    64.0  # above this, errors exceed those of plain sums by more than the order of summation does
 )
-_MISMATCH = 1.25  # (A^2 + B^2) / 2 alongside A B, where neither is twice the other
-_MARGIN = 1.01  # for rounding in the sums of rows and columns that the certificate is made of
-_THRESHOLDS = (0.08, 0.15, 0.25, 0.4, 0.7, 1.1)  # t in root mean squares of the column
-_GOLDEN = 0x9E3779B9  # 2**32 times the golden ratio's fraction, whose multiples are spread most evenly
-_COLUMNS_AT_ONCE = 1 << 17  # elements of a weight that stay in a cache while all thresholds pass
+_MISMATCH = 1.25  # (A^2 + B^2) / 2 relative to A B, if neither is twice the other
+_MARGIN = 1.01  # for rounding in the sums that the certificate uses
+_THRESHOLDS = (0.08, 0.15, 0.25, 0.4, 0.7, 1.1)  # t in units of the column's root mean square
+_GOLDEN = 0x9E3779B9  # 2**32 times the fraction of the golden ratio, whose multiples are spread most evenly
+_COLUMNS_AT_ONCE = 1 << 17  # elements of a weight that stay in a cache for all thresholds
 
 
 def pair_count(k_size: int) -> int:
@@ -59,13 +57,13 @@ def pair_count(k_size: int) -> int:
 
 
 def pair_signs(k_size: int) -> np.ndarray:
-    """Of each pair, group by group, that of its second elements: 1 or -1."""
+    """The sign of each pair's second elements, group by group: 1 or -1."""
     turns = np.arange(pair_count(k_size), dtype=np.uint64) * np.uint64(_GOLDEN)
     return 1.0 - 2.0 * (turns >> np.uint64(31) & np.uint64(1)).astype(np.float32)
 
 
 def error_constant(k_size: int) -> float:
-    """E of |error| <= E u (A^2 + B^2) / 2: rounding of the products, of the chunks' sum, of the row's correction (8
+    """E in |error| <= E u (A^2 + B^2) / 2: rounding of the products, of the chunks' sum, of the row's correction (8
     sums, A^2 being at most 1.6 times the mean of both), and of the subtractions."""
     pairs = pair_count(k_size)
     chunk = min(CHUNK, pairs)
@@ -75,14 +73,14 @@ def error_constant(k_size: int) -> float:
 
 
 def largest_kappa(k_size: int) -> float:
-    """Up to which the error is at most BOUND_FACTOR K u sum |a b|."""
+    """The largest kappa for which the error is at most BOUND_FACTOR K u sum |a b|."""
     return min(_LARGEST_KAPPA, BOUND_FACTOR * k_size / (_MISMATCH * error_constant(k_size)))
 
 
 def prepare_weights(k_first: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(columns, corrections, sizes, ratios): each column divided by a power of two, its size, with its pairs' signs;
-    what is to be subtracted for it; and the least ratio that a row must have to be multiplied with it in pairs. A
-    column that cannot be certified is stored as it is; of one of zeros the size is zero, so that its results are."""
+    """(columns, corrections, sizes, ratios): each column divided by a power of two (its size) with its pairs' signs;
+    its correction; and the least ratio that a row must have for the trick. A column that cannot be certified is
+    stored unchanged; a zero column has size zero, so that its results are zero."""
     sizes, usable = _sizes(k_first)
     ratios = np.where(usable, certified_ratios(k_first), np.inf)
     with np.errstate(all="ignore"):
@@ -100,14 +98,14 @@ def prepare_weights(k_first: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nda
 
 
 def restore_weights(columns: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """What `prepare_weights` was given."""
+    """The inverse of `prepare_weights`."""
     with np.errstate(all="ignore"):
         restored: np.ndarray = columns * np.where(sizes == 0, 1, sizes) * _signs(columns.shape)
     return restored
 
 
 def certified_ratios(k_first: np.ndarray) -> np.ndarray:
-    """Of each column the least |a|_1 / (sqrt(K) |a|_2) of a row that it may be multiplied with in pairs."""
+    """For each column, the least |a|_1 / (sqrt(K) |a|_2) of a row for which the trick is certified."""
     k_size = len(k_first)
     flat = k_first.reshape(k_size, -1)
     found = np.empty(flat.shape[1], np.float32)
@@ -127,7 +125,7 @@ def certified_ratios(k_first: np.ndarray) -> np.ndarray:
 
 
 def row_ratios(rows: np.ndarray) -> np.ndarray:
-    """The ratio |a|_1 / (sqrt(K) |a|_2) of rows along the last axis, as kernels compute it; of zeros it is 2."""
+    """The ratio |a|_1 / (sqrt(K) |a|_2) of rows along the last axis, as kernels compute it; 2 for zero rows."""
     wide = np.abs(rows.astype(np.float64))
     return ratios_of(wide.mean(axis=-1), np.square(wide).mean(axis=-1))
 
@@ -151,7 +149,7 @@ def _signs(shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _sizes(k_first: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The power of two at or below each column's root mean square, and whether that is one to scale by."""
+    """The power of two at or below each column's root mean square, and whether it can be used as a scale."""
     flat = k_first.reshape(len(k_first), -1)
     with np.errstate(all="ignore"):
         squares = np.einsum("kn,kn->n", flat, flat, dtype=np.float64) / len(flat)
@@ -162,9 +160,8 @@ def _sizes(k_first: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 class PairedWeights(Transform, frozen=True, tag="paired"):
-    """Columns as `prepare_weights` leaves them; `axes` are the reduction axes, outermost first. Behind come, for each
-    column, its correction, then for each its size, then for each the ratio that a row must have to be multiplied with
-    it in pairs, and then the signs of all pairs."""
+    """Columns from `prepare_weights`; `axes` are the reduction axes, outermost first. The trailing data is, for all
+    columns, the corrections, then the sizes, then the required row ratios, and then the signs of all pairs."""
 
     axes: tuple[int, ...]
 
@@ -175,14 +172,14 @@ class PairedWeights(Transform, frozen=True, tag="paired"):
         return self.signs_at(shape) + pair_count(self._length(shape))
 
     def signs_at(self, shape: Shape) -> int:
-        """Where the signs begin, in what is stored behind."""
+        """The start of the signs in the trailing data."""
         return 3 * self.columns(shape)
 
     def columns(self, shape: Shape) -> int:
         return math.prod(self._column_shape(shape))
 
     def ratios(self, trailing: np.ndarray, shape: Shape) -> np.ndarray:
-        """Of all columns, in what is stored behind."""
+        """The ratios of all columns in the trailing data."""
         end = self.signs_at(shape)
         return trailing[end - self.columns(shape) : end]
 
@@ -204,7 +201,7 @@ class PairedWeights(Transform, frozen=True, tag="paired"):
         return tuple(extent for axis, extent in enumerate(shape) if axis not in self.axes)
 
     def _reduced_first(self, dense: np.ndarray) -> np.ndarray:
-        """The reduction axes as one, in front of all others."""
+        """The fused reduction axes, before all others."""
         moved = np.moveaxis(dense, self.axes, range(len(self.axes)))
         return moved.reshape(-1, *self._column_shape(dense.shape))
 

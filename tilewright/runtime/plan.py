@@ -1,7 +1,7 @@
-"""A Plan: a compiled model as plain data, what the executor runs and the artifact stores.
+"""A Plan: a compiled model as plain data, which the executor runs and an artifact stores.
 
-A plan is a list of steps over four kinds of memory. A step calls one kernel with pointers into them. Nothing here knows
-how a kernel came to be; `task` and `detail` are texts for people and for `explain`.
+A plan is a list of steps over four kinds of memory. A step calls one kernel with pointers into them. Nothing here
+knows how a kernel was made; `task` and `detail` are texts for display and for `explain`.
 
 The kernel's calling convention: `void kernel(uint8_t** arguments, int64_t begin, int64_t end)` runs the iterations
 [begin, end) of its outermost loop, whose length is the step's `extent`. Iterations may run in any order and on any
@@ -50,25 +50,25 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a buffer begins. `index` counts inputs, outputs or constants. A place in the arena has a byte `offset`, and
-    so has what is read as a part of a value."""
+    """The start of a buffer. `index` counts inputs, outputs or constants. A place in the arena, or a part of a value,
+    has a byte `offset`."""
 
     space: str  # "input", "output", "constant" or "arena"
     index: int = 0
     offset: int = 0
-    whole: int = 0  # bytes of the value that this is a part of; 0: it is all of it
+    whole: int = 0  # bytes of the value that this is a part of; 0: it is the whole value
 
 
 class Launch(msgspec.Struct, frozen=True):
-    """How a GPU runs a kernel, whose step's `extent` is the number of blocks."""
+    """How a GPU launches a kernel; the step's `extent` is the number of blocks."""
 
     threads: int  # of a block
     shared_bytes: int = 0  # dynamic
-    awaits: bool = False  # it may be started early: it waits itself for the end of the kernel before it
+    awaits: bool = False  # whether it may start early: it waits itself for the end of the previous kernel
 
 
 class View(msgspec.Struct, frozen=True):
-    """An argument of a step as a strided tensor; in elements."""
+    """An argument of a step as a strided tensor; units are elements."""
 
     argument: int
     shape: tuple[int, ...]
@@ -77,30 +77,30 @@ class View(msgspec.Struct, frozen=True):
 
 
 class VendorCall(msgspec.Struct, frozen=True):
-    """A step that a vendor's library computes, through the framework: `runtime/cuda/vendor.py` has the functions."""
+    """A step computed by a vendor library through PyTorch; `runtime/cuda/vendor.py` has the functions."""
 
     function: str
     operands: tuple[View, ...]
-    result: tuple[int, ...]  # the shape that the function gives its result
-    order: tuple[int, ...] = ()  # of the result's axes in memory; (): as they are
+    result: tuple[int, ...]  # the shape of the function's result
+    order: tuple[int, ...] = ()  # of the result's axes in memory; (): unchanged
     options: dict[str, Any] = {}
 
 
 class Step(msgspec.Struct, frozen=True):
-    kernel: str  # symbol, a key of `Plan.kernels`; "" where a library computes it
+    kernel: str  # symbol, a key of `Plan.kernels`; "" if a library computes it
     arguments: tuple[Place, ...]  # the task's inputs, then its output
     extent: int  # iterations of the parallel loop; 1: runs on the calling thread
     task: str  # key of `Plan.tasks`
-    name: str = ""  # for people: the operators, or the framework's name of the value
+    name: str = ""  # for display: the operators, or the framework's name of the value
     launch: Launch | None = None  # on a GPU
     vendor: VendorCall | None = None
-    # The layers of the user's model that it computes. Unset, and so not written, in older files: their digests are
-    # those of plans without this field.
+    # The layers of the user's model that it computes. Older files lack it; their digests are those of plans without
+    # this field.
     layers: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def layer(self) -> str:
-        """One name for them: `layer1.0.conv1 + bn1 + relu`. The value's own where none is known."""
+        """One name for them: `layer1.0.conv1 + bn1 + relu`; the value's own name if none is known."""
         named = "" if isinstance(self.layers, msgspec.UnsetType) else fused_name(self.layers)
         return named or self.name
 
@@ -136,30 +136,30 @@ PREDICTED = Origin()
 
 
 class TaskInfo(msgspec.Struct, frozen=True):
-    """What `explain` needs to know of a task."""
+    """The information about a task for `explain`."""
 
     label: str  # "conv+add+relu"
     text: str  # the task's graph in text form
     flops: int
-    bytes: int  # fewest bytes it must move: inputs once, output once
-    inputs: tuple[TensorSpec, ...]  # the step's arguments but the last, in order
+    bytes: int  # minimum bytes to move: inputs once, output once
+    inputs: tuple[TensorSpec, ...]  # the step's arguments except the last, in order
     output: TensorSpec  # the step's last argument
-    program: str = ""  # name of the schedule that made the kernel, with its decisions
-    packings: tuple[Packing | None, ...] = ()  # how each input is stored; beyond the end: as it is
+    program: str = ""  # the schedule of the kernel, with its decisions
+    packings: tuple[Packing | None, ...] = ()  # how each input is stored; None, or beyond the end: unchanged
     origin: Origin = PREDICTED  # where the choice of this kernel came from
 
 
 class Pinned(msgspec.Struct, frozen=True):
-    """An input that decided shapes when the model was compiled: a call must give the same value."""
+    """An input that decided shapes at compile time: a call must pass the same value."""
 
     index: int  # of `Plan.inputs`
-    data: bytes  # its elements, dense, as they lie in memory
+    data: bytes  # its elements, contiguous
 
 
 class MemoryReport(msgspec.Struct, frozen=True):
     arena_bytes: int
-    lower_bound: int  # the largest number of bytes alive at any one step
-    no_reuse: int  # all intermediate buffers side by side
+    lower_bound: int  # the largest number of live bytes at any step
+    no_reuse: int  # the sum of all intermediate buffers
     constant_bytes: int
 
 
@@ -173,18 +173,18 @@ class Plan(msgspec.Struct, frozen=True):
     memory: MemoryReport
     input_tree: dict[str, Any]  # runtime.tree form of (args, kwargs)
     output_tree: dict[str, Any]
-    target: dict[str, Any]  # {"triple":..., "cpu":..., "features": [...]} : what the object code needs
+    target: dict[str, Any]  # {"triple":..., "cpu":..., "features": [...]} : what the object code requires
     numerics: str = "fast"
     producer: str = ""  # "tilewright 0.1.0"
     input_names: tuple[
         str, ...
-    ] = ()  # parameters of the original `forward` that may be given by position, in order
+    ] = ()  # parameters of the original `forward` that may be passed by position, in order
     pinned: tuple[Pinned, ...] = ()
 
     def validate(self) -> None:
-        """VerificationError unless every index, offset and size is within bounds: nothing this plan runs can stray.
+        """Raise VerificationError unless every index, offset and size is within bounds.
 
-        It cannot know what a kernel does with its pointers; it does know that each argument lies within its memory.
+        It cannot check what a kernel does with its pointers, but each argument is within its memory.
         """
         _check_boundary(self)
         sizes = {
@@ -299,7 +299,7 @@ def _check_step(plan: Plan, number: int, step: Step, sizes: dict[str, list[int]]
 
 
 def _check_views(where: str, call: VendorCall, specs: tuple[TensorSpec, ...]) -> None:
-    """Every element of every view must lie within its argument."""
+    """Every element of every view must be within its argument."""
     for view in call.operands:
         if not 0 <= view.argument < len(specs) - 1 or len(view.shape) != len(view.strides):
             _fail(f"{where}: a view of argument {view.argument} of {len(specs) - 1}")

@@ -1,7 +1,8 @@
 """Checks the caller's tensors and converts them to addresses, without importing torch.
 
-A `Port` stands for one input of the model. It takes a NumPy array or a torch CPU tensor, says precisely what does not
-fit, and gives the address of dense data. Torch is looked up in `sys.modules`: who passes a tensor has imported it.
+A `Port` checks one input of the model. It takes a NumPy array or a torch CPU tensor, says precisely what does not
+fit, and returns the address of contiguous data. Torch is looked up in `sys.modules`, because a caller with a tensor
+has imported it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _TORCH_NAMES = {
 def torch_module() -> Any:
     """torch, if this process has imported it; otherwise None."""
     module = sys.modules.get("torch")
-    return module if hasattr(module, "Tensor") else None  # not in the middle of its import
+    return module if hasattr(module, "Tensor") else None  # not during its import
 
 
 def torch_dtype(dtype: DType) -> Any:
@@ -47,23 +48,23 @@ _NO_BYTES: Any = ctypes.c_char * 0  # fits into every buffer, also an empty one
 
 
 def array_address(array: np.ndarray) -> int:
-    """Where the data of a dense array begins. A quarter of the time of `array.ctypes.data`, where it is writable."""
+    """The data address of a contiguous array. For writable arrays, four times as fast as `array.ctypes.data`."""
     try:
         return ctypes.addressof(_NO_BYTES.from_buffer(array))
-    except (TypeError, ValueError):  # read-only, or of a type that buffers do not know
+    except (TypeError, ValueError):  # read-only, or of a type without buffer support
         return int(array.ctypes.data)
 
 
 def overruns(array: np.ndarray) -> bool:
-    """Whether an array reaches beyond the memory that it is a view of, as `numpy.lib.stride_tricks.as_strided` makes
-    them without a check."""
+    """Whether an array extends beyond the memory that it is a view of, as `numpy.lib.stride_tricks.as_strided`
+    allows."""
     first, last = _bounds(array)
     if first == last:
         return False
     owner = array.base
     while owner is not None:
         if not isinstance(owner, np.ndarray):
-            inner = getattr(owner, "base", None)  # what as_strided puts in between
+            inner = getattr(owner, "base", None)  # an object that as_strided inserts
             if not isinstance(inner, np.ndarray):
                 return _overruns_buffer(owner, first, last)
             owner = inner
@@ -75,7 +76,7 @@ def overruns(array: np.ndarray) -> bool:
 
 
 def _overruns_buffer(owner: Any, first: int, last: int) -> bool:
-    """Of bytes, memory maps and other buffers; who has memory that cannot be asked for its size is believed."""
+    """For bytes, memory maps and other buffers; owners of unknown size are trusted."""
     try:
         whole = np.frombuffer(owner, np.uint8)
     except (TypeError, ValueError, BufferError, AttributeError):
@@ -85,7 +86,7 @@ def _overruns_buffer(owner: Any, first: int, last: int) -> bool:
 
 
 def _bounds(array: np.ndarray) -> tuple[int, int]:
-    """The addresses of the first byte of an array, and of the one behind its last."""
+    """The addresses of the first byte of an array, and of the one after its last."""
     first = last = int(array.__array_interface__["data"][0])
     if array.size == 0:
         return first, first
@@ -98,7 +99,7 @@ def _bounds(array: np.ndarray) -> tuple[int, int]:
 
 
 def _torch_overruns(value: Any, held: int) -> bool:
-    """Whether elements of a tensor lie beyond the bytes that its storage holds."""
+    """Whether elements of a tensor are outside its storage."""
     last = sum((extent - 1) * stride for extent, stride in zip(value.shape, value.stride(), strict=True))
     return bool(value.numel()) and (value.storage_offset() + last + 1) * value.itemsize > held
 
@@ -122,7 +123,8 @@ class Port:
         self._grad_enabled: Any = None
 
     def address(self, value: Any, keep: list[Any]) -> tuple[int, bool]:
-        """(address of dense data, whether it is torch's). What must live until the call ends is added to `keep`."""
+        """(address of contiguous data, whether it is torch's). Objects that must stay alive until the call ends are
+        added to `keep`."""
         if type(value) is np.ndarray:
             if value.dtype != self.numpy or value.shape != self.shape:
                 raise self._misfit(value)
@@ -148,10 +150,10 @@ class Port:
         return self._unusual(value, keep), False
 
     def as_numpy(self, value: Any) -> np.ndarray:
-        """A value that `address` has accepted, as a dense array; a copy only where it must be."""
+        """A value that `address` has accepted, as a contiguous array, copied only if necessary."""
         if self._tensor is not None and isinstance(value, self._tensor):
             value = value.detach().resolve_neg().contiguous()
-            if self.dtype is DType.BF16:  # NumPy knows bfloat16 only as a type that torch does not
+            if self.dtype is DType.BF16:  # NumPy's bfloat16 type is unknown to torch
                 module = torch_module()
                 return np.asarray(value.view(module.int16).numpy()).view(self.numpy)
             value = value.numpy()
@@ -179,19 +181,19 @@ class Port:
             raise GradientError(f"{self.path} requires gradients, and a compiled model computes none")
         try:
             held = value.untyped_storage().nbytes()
-        except (RuntimeError, NotImplementedError):  # without a storage, and so without data: noticed below
+        except (RuntimeError, NotImplementedError):  # no storage, and so no data: detected below
             held = self._bytes
-        # Torch keeps views within their storage, which may have been made smaller since.
+        # Torch keeps views within their storage, which may have been shrunk since.
         if held != self._bytes and held < self._bytes + value.storage_offset() * self.numpy.itemsize:
             if _torch_overruns(value, held):
                 raise self._short(type(value))
-        if value.is_neg():  # a lazy negation: the memory holds the other sign
+        if value.is_neg():  # a lazy negation: the memory holds the opposite sign
             value = value.resolve_neg()
             keep.append(value)
         if not value.is_contiguous():
             value = value.contiguous()
             keep.append(value)
-        # Fake and functional tensors have no data: they raise, or give a null pointer.
+        # Fake and functional tensors have no data: they raise an error, or return a null pointer.
         try:
             address = int(value.data_ptr())
         except RuntimeError:
@@ -219,7 +221,7 @@ class Port:
         return self.address(array, keep)[0]
 
     def _misfit(self, value: Any) -> InputError:
-        """The error that says what does not fit, the most basic thing first."""
+        """The error for a value that does not fit, the most basic mismatch first."""
         if isinstance(value, (bool, int, float)):
             return InputError(
                 f"{self.path}: expected a tensor {self.spec}, got the Python number {value!r}",
@@ -253,7 +255,7 @@ class Port:
             remedy="convert it with .to(dtype) or .astype(dtype), or compile for this type",
         )
 
-    # -- what differs on another device -----------------------------------------------------------------------------
+    # -- device-specific methods ------------------------------------------------------------------------------------
 
     def _is_here(self, value: Any) -> bool:
         return bool(value.is_cpu)
@@ -295,14 +297,14 @@ class OutPort:
     def new_torch(self) -> tuple[Any, int]:
         if self._torch is None:
             self._module = torch_module()
-            self._empty = self._module.empty_strided  # half of the time of `empty`
+            self._empty = self._module.empty_strided  # twice as fast as `empty`
             self._device = self._module.device("cpu")
             self._torch = getattr(self._module, _TORCH_NAMES[DType.parse(self.spec.dtype)])
-        # The device is named because the caller may have set another default.
+        # The device is explicit, because the caller may have set another default.
         if self._memory is None:
             tensor = self._empty(self.shape, self._strides, dtype=self._torch, device=self._device)
         else:
-            # Not a view of the bytes: in place of one, autograd would watch writes to it.
+            # Not a view of the bytes: autograd would track writes to a view.
             storage = self._module.frombuffer(self._memory.lend(), dtype=self._module.uint8).untyped_storage()
             tensor = self._empty((0,), (1,), dtype=self._torch, device=self._device)
             tensor.set_(storage, 0, self.shape, self._strides)

@@ -1,8 +1,9 @@
-"""Signatures of artifacts: who wrote this file?
+"""Sign artifacts, and verify who wrote them.
 
-A key is a secret that writer and reader share (HMAC-SHA256, from the standard library), or a pair of keys of which the
-writer has the private one (Ed25519, with the `cryptography` package). It is given as bytes or as the path of a file: a
-PEM text is an Ed25519 key, anything else a secret. What is signed is a file's header and the digest of all the rest.
+A key is a secret that writer and reader share (HMAC-SHA256, from the standard library), or a pair of keys of which
+the writer has the private one (Ed25519, with the `cryptography` package). A key is given as bytes or as the path of a
+file: a PEM text is an Ed25519 key, anything else a secret. The signature covers the file's header and the digest of
+everything else.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ Key = bytes | str | os.PathLike[str]
 
 _DOMAIN = b"tilewright artifact 1\0"
 _PEM = b"-----BEGIN"
-_MIN_BYTES, _MAX_BYTES = 16, 1 << 16  # of a secret: fewer can be guessed
-_HMAC, _ED25519 = 1, 2  # kinds, as the file has them
+_MIN_BYTES, _MAX_BYTES = 16, 1 << 16  # of a secret: shorter ones can be guessed
+_HMAC, _ED25519 = 1, 2  # kinds, as stored in the file
 SIZES = {_HMAC: 1 + 32, _ED25519: 1 + 64}  # bytes of a signature with its kind
 
 
@@ -49,7 +50,7 @@ class _Secret:
 
 
 class _Pair:
-    """Of an Ed25519 key pair the private key, or the public one, which only verifies."""
+    """The private key of an Ed25519 pair, or the public one, which only verifies."""
 
     size = SIZES[_ED25519]
 
@@ -64,7 +65,7 @@ class _Pair:
         try:
             is_private = b"PRIVATE KEY" in text
             key: Any = load_pem_private_key(text, password=None) if is_private else load_pem_public_key(text)
-        except Exception as error:  # of many classes, by what is wrong with the text
+        except Exception as error:  # of many classes, depending on the text
             raise SigningKeyError(f"a PEM text that holds no key: {error}") from None
         if not isinstance(key, (ed25519.Ed25519PrivateKey, ed25519.Ed25519PublicKey)):
             raise SigningKeyError(f"a {type(key).__name__}; it must be an Ed25519 key")
@@ -89,7 +90,7 @@ class _Pair:
 
 
 def signer(key: Key) -> Signer:
-    """What signs or verifies with a key. SigningKeyError where it is none."""
+    """An object that signs or verifies with a key. Raises SigningKeyError if it is not a key."""
     if not isinstance(key, bytes):
         try:
             path = os.fspath(key)
@@ -112,7 +113,7 @@ def signers(keys: Key | Iterable[Key]) -> Sequence[Signer]:
 
 
 def verify(place: str, message: bytes, signature: bytes, trusted: Sequence[Signer]) -> None:
-    """SignatureError unless one of the trusted keys has signed the message."""
+    """Raise SignatureError unless one of the trusted keys has signed the message."""
     if not signature:
         raise SignatureError(f"{place} is not signed")
     if not any(key.size == len(signature) and key.verifies(message, signature) for key in trusted):

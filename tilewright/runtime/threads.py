@@ -1,7 +1,8 @@
-"""The threads that run a kernel: an OpenMP runtime that the process has loaded, or Tilewright's own pool.
+"""The threads that run kernels: an OpenMP runtime that the process has already loaded, or Tilewright's own pool.
 
-Sharing torch's OpenMP threads matters when torch runs alongside us: two sets of threads would fight for the cores. It
-is never loaded for this purpose; a second copy in one process is a well-known source of trouble.
+Sharing torch's OpenMP threads matters if torch runs in the same process: two sets of threads would compete for the
+cores. OpenMP is never loaded for this purpose, because a second copy in one process is a well-known source of
+trouble.
 
 After a fork, a child uses a fresh pool: libgomp does not survive a fork, and threads never do.
 """
@@ -26,7 +27,7 @@ from tilewright.runtime import native
 from tilewright.runtime.native import c_function
 
 _SPIN_SECONDS = 50e-6  # how long a waiting thread spins before it sleeps
-_START_SECONDS = 10.0  # how long a new thread may take to come up before the pool goes on without it
+_START_SECONDS = 10.0  # how long a new thread may take to start before the pool continues without it
 
 _OPENMP_LIBRARIES = ("libgomp", "libomp", "libiomp5")
 _OPENMP_FUNCTIONS = ("GOMP_parallel", "omp_get_thread_num")
@@ -40,12 +41,12 @@ class OpenMPLauncher:
     runtime: str = "openmp"
 
     def prepare(self, threads: int) -> int:
-        """How many threads there will be: the OpenMP runtime makes them by itself."""
+        """The number of threads; the OpenMP runtime creates them itself."""
         return threads
 
 
 class PoolLauncher:
-    """A pool whose threads are made as they are needed and stay; idle ones sleep."""
+    """A pool whose threads are created when needed and stay; idle ones sleep."""
 
     runtime = "pool"
     library = ""
@@ -53,7 +54,7 @@ class PoolLauncher:
     def __init__(self) -> None:
         code = native.native()
         size = ctypes.sizeof(native.Pool) + knobs.MAX_THREADS * ctypes.sizeof(native.Slot)
-        # Private, so that a forked child has its own; never freed, since sleeping threads refer to it.
+        # Private, so that a forked child has its own; never freed, because sleeping threads refer to it.
         self._memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._pool = native.Pool.from_buffer(self._memory)
         pool = self._pool
@@ -68,11 +69,11 @@ class PoolLauncher:
         self._launcher = native.Pooled(code.launch_pool, ctypes.addressof(pool))
         self.address = ctypes.addressof(self._launcher)
         self.workers = 0
-        self._limit = knobs.MAX_THREADS  # fewer once a thread could not be started
+        self._limit = knobs.MAX_THREADS  # lower once a thread could not be started
         self._lock = threading.Lock()
 
     def prepare(self, threads: int) -> int:
-        """See to it that `threads` threads, the caller among them, can work; how many can."""
+        """Ensure that `threads` threads, including the caller, can work; return how many can."""
         if self.workers < min(threads, self._limit) - 1:
             with self._lock:
                 for index in range(self.workers + 1, min(threads, self._limit)):
@@ -115,7 +116,7 @@ class PoolLauncher:
 
 
 def _spins(code: native.Native) -> int:
-    """How many waiting instructions take `_SPIN_SECONDS` on this processor."""
+    """The number of pause instructions that take `_SPIN_SECONDS` on this processor."""
     count = 500
     best = 1.0
     for _ in range(3):
@@ -132,16 +133,16 @@ Launcher = OpenMPLauncher | PoolLauncher
 
 
 class _State:
-    """The choice of this process."""
+    """The choice for this process."""
 
     def __init__(self, forked: bool = False) -> None:
         self.lock = threading.Lock()
         self.launcher: Launcher | None = None
         self.pool: PoolLauncher | None = None
-        # Launchers are kept for good: a call in another thread may be using one that is no longer the choice.
+        # Launchers are kept for ever: a call in another thread may use one that is no longer the choice.
         self.openmp: dict[str, OpenMPLauncher] = {}
-        self.wanted = ""  # the knob's value at the time of the choice
-        self.settled = False  # nothing that torch's import may bring would change the choice
+        self.wanted = ""  # the option's value at the time of the choice
+        self.settled = False  # whether importing torch could no longer change the choice
         self.forked = forked
 
 
@@ -149,7 +150,7 @@ _state = _State()
 
 
 def launcher() -> Launcher:
-    """The launcher of this process, chosen at the first call, and once more when torch has come."""
+    """The launcher of this process, chosen at the first call, and again after torch is imported."""
     state = _state
     if state.launcher is not None and (state.settled or "torch" not in sys.modules):
         return state.launcher
@@ -157,7 +158,7 @@ def launcher() -> Launcher:
 
 
 def choose() -> Launcher:
-    """Choose again: the knob or the loaded libraries may have changed."""
+    """Choose again: the option or the loaded libraries may have changed."""
     state = _state
     with state.lock:
         state.wanted = knobs.get("thread_runtime")
@@ -172,7 +173,7 @@ def choose() -> Launcher:
         if found is None:
             state.pool = state.pool or PoolLauncher()
             found = state.pool
-        # In the middle of torch's import, its OpenMP library may not be there yet.
+        # During torch's import, its OpenMP library may not be loaded yet.
         torch_is_loaded = hasattr(sys.modules.get("torch"), "Tensor")
         state.settled = found.runtime == "openmp" or torch_is_loaded or state.forked
         state.launcher = found
@@ -180,7 +181,7 @@ def choose() -> Launcher:
 
 
 def resolve(threads: int | None) -> int:
-    """The number of threads for a caller's `threads`: None or 0 is the knob's value."""
+    """The number of threads for a caller's `threads`; None or 0 means the option's value."""
     if threads is None or threads == 0:
         return knobs.get("threads")
     if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= knobs.MAX_THREADS:
@@ -191,7 +192,7 @@ def resolve(threads: int | None) -> int:
 
 
 def describe(threads: int | None = None) -> dict[str, Any]:
-    """What runs kernels in this process, for `doctor` and `explain`."""
+    """A description of what runs kernels in this process, for `doctor` and `explain`."""
     chosen = launcher()
     count = chosen.prepare(resolve(threads))
     if _state.forked:
@@ -212,7 +213,7 @@ def describe(threads: int | None = None) -> dict[str, Any]:
 
 
 def _after_fork_in_child() -> None:
-    # All anew, the lock too: it may have been held by a thread that does not exist here.
+    # Reset everything, including the lock, which a thread that does not exist here may have held.
     globals()["_state"] = _State(forked=True)
 
 
@@ -224,7 +225,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _find_openmp(known: dict[str, OpenMPLauncher]) -> OpenMPLauncher | None:
-    """A launcher on an OpenMP runtime that is loaded already; torch's first, where there are several."""
+    """A launcher on an OpenMP runtime that is already loaded; torch's first if there are several."""
     paths = [path for path in loaded_libraries() if Path(path).name.startswith(_OPENMP_LIBRARIES)]
     for path in sorted(paths, key=lambda path: ("torch" not in path, paths.index(path))):
         try:
@@ -259,8 +260,8 @@ def _dl_images() -> list[str]:
             names.append(os.fsdecode(name))
         return 0
 
-    # The interpreter's lock is kept throughout (PYFUNCTYPE, PyDLL): the linker's lock is held while `visit` runs, and
-    # another thread may want both, in the other order, to import an extension module.
+    # The GIL is held throughout (PYFUNCTYPE, PyDLL): the linker's lock is held while `visit` runs, and another thread
+    # may take both in the other order to import an extension module.
     signature = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.POINTER(_DlPhdrInfo), ctypes.c_size_t, ctypes.c_void_p)
     ctypes.PyDLL(None).dl_iterate_phdr(signature(visit), None)
     return names

@@ -12,9 +12,9 @@ A spec is a dict with a `kind`:
 
 Constants are kept as text because JSON has no infinities and no integers beyond 64 bits.
 
-A namedtuple or a record comes back as its own class where this process knows it: because it was flattened here, or by
-`register`. Elsewhere, as after loading an artifact without the framework, it comes back as a namedtuple made on the fly
-or as a `TreeRecord`. Nothing is ever imported or evaluated by name.
+A namedtuple or a record is rebuilt as its own class if this process knows it, because it was flattened here or
+registered. Otherwise, for example after loading an artifact without the framework, it becomes a generated namedtuple
+or a `TreeRecord`. Nothing is ever imported or evaluated by name.
 """
 
 from __future__ import annotations
@@ -33,35 +33,35 @@ Spec = dict[str, Any]
 _CONSTANTS: dict[type, str] = {type(None): "none", bool: "bool", int: "int", float: "float", str: "str"}
 _SEQUENCES = {"tuple": tuple, "list": list}
 
-# Qualified name -> constructor taking the fields by keyword.
+# Qualified name -> constructor with the fields as keywords.
 _constructors: dict[str, Callable[..., Any]] = {}
-# Class -> what its objects hold, for classes that are no dataclasses.
+# Class -> function that returns its fields, for classes that are not dataclasses.
 _fields: dict[type, Callable[[Any], Mapping[str, Any]]] = {}
 
 
 def register(cls: type, construct: Callable[..., Any] | None = None) -> None:
-    """Have namedtuples or records of this name rebuilt by `construct(**fields)`; by the class itself if not given."""
+    """Rebuild namedtuples or records of this name by `construct(**fields)`; by the class itself if not given."""
     _constructors[_qualified_name(cls)] = construct or cls
 
 
 def register_record(
     cls: type, fields: Callable[[Any], Mapping[str, Any]], construct: Callable[..., Any]
 ) -> None:
-    """Have objects of exactly this class taken for records: `fields` says what they hold, by name, and
+    """Treat objects of exactly this class as records: `fields` returns their contents by name, and
     `construct(**fields)` makes one."""
     _fields[cls] = fields
     register(cls, construct)
 
 
 class TreeRecord(Mapping[str, Any]):
-    """What stands for a dataclass or ModelOutput that this process does not know: read-only, by attribute or key."""
+    """Replaces a dataclass or ModelOutput that this process does not know: read-only, by attribute or key."""
 
     def __init__(self, name: str, fields: Mapping[str, Any]) -> None:
         object.__setattr__(self, "_name", name)
         object.__setattr__(self, "_fields", dict(fields))
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # copy and pickle ask for these before `_fields` exists
+        if name.startswith("__"):  # copy and pickle look these up before `_fields` exists
             raise AttributeError(name)
         try:
             return object.__getattribute__(self, "_fields")[name]
@@ -92,7 +92,8 @@ class TreeRecord(Mapping[str, Any]):
 
 
 def flatten(value: Any) -> tuple[list[Any], Spec]:
-    """The leaves of `value` in order, and its spec. What is neither a container nor a constant is a leaf."""
+    """The leaves of `value` in order, and its spec. Everything that is neither a container nor a constant is
+    a leaf."""
     leaves: list[Any] = []
     return leaves, _flatten(value, leaves)
 
@@ -134,7 +135,7 @@ def _record_fields(value: Any) -> tuple[str, dict[str, Any]] | None:
         return "namedtuple", {name: getattr(value, name) for name in value._fields}
     if isinstance(value, type) or not dataclasses.is_dataclass(value):
         return None
-    if isinstance(value, Mapping):  # Hugging Face's ModelOutput: a field that is None is not there
+    if isinstance(value, Mapping):  # Hugging Face's ModelOutput: fields that are None are absent
         return "record", {name: value[name] for name in value}
     return "record", {
         field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init
@@ -181,7 +182,7 @@ def unflatten(spec: Spec, leaves: Sequence[Any]) -> Any:
         try:
             return construct(**fields)
         except TypeError:
-            pass  # another class of the same name, with other fields: fall through to the neutral form
+            pass  # another class of the same name with other fields: use the neutral form
     if kind == "namedtuple":
         return _namedtuple_class(name.rpartition(".")[2], tuple(spec["fields"]))(*items)
     return TreeRecord(name, fields)
@@ -198,8 +199,8 @@ def _namedtuple_class(name: str, fields: tuple[str, ...]) -> Any:
 def flatten_like(spec: Spec, value: Any, path: str = "value") -> list[Any]:
     """The leaves of `value`, in the order of the spec's indices; InputError names the part that does not fit.
 
-    Lists and tuples are taken for each other, and a mapping for a record with those fields: what matters is where each
-    tensor goes. Constants must be equal, since they were compiled in.
+    Lists and tuples are interchangeable, and a mapping may replace a record with the same fields. Constants must be
+    equal, because they were compiled in.
     """
     found: dict[int, Any] = {}
     collect(spec, value, path, found)
@@ -207,7 +208,7 @@ def flatten_like(spec: Spec, value: Any, path: str = "value") -> list[Any]:
 
 
 def collect(spec: Spec, value: Any, path: str, into: dict[int, Any]) -> None:
-    """As `flatten_like`, adding index -> leaf to `into`."""
+    """Like `flatten_like`, adding index -> leaf to `into`."""
     kind = spec["kind"]
     if kind == "leaf":
         if type(value) in (tuple, list, dict):
@@ -299,7 +300,7 @@ def describe(value: Any) -> str:
 
 
 def check(spec: Any, depth: int = 0) -> list[int]:
-    """The leaf indices of a spec, in order; ValueError where it is not a sound one."""
+    """The leaf indices of a spec, in order; ValueError if it is invalid."""
     if not isinstance(spec, dict) or depth > 200:
         raise ValueError("a tree that is not a dict, or too deep")
     kind = spec.get("kind")
@@ -313,7 +314,7 @@ def check(spec: Any, depth: int = 0) -> list[int]:
     if kind == "constant":
         if spec.get("type") not in _CONSTANTS.values() or not isinstance(spec.get("text"), str):
             raise ValueError("a constant without type or text")
-        constant_value(spec)  # ValueError for a text that is not of its type
+        constant_value(spec)  # raises ValueError for a text that is not of its type
         return []
     items = spec.get("items")
     if not isinstance(items, list):
@@ -328,9 +329,7 @@ def check(spec: Any, depth: int = 0) -> list[int]:
         if not all(isinstance(name, str) and name.isidentifier() for name in names):
             raise ValueError(f"a {kind} with fields that are not names")
         if kind == "namedtuple":
-            _namedtuple_class(
-                name.rpartition(".")[2], tuple(names)
-            )  # ValueError for what cannot be its names
+            _namedtuple_class(name.rpartition(".")[2], tuple(names))  # raises ValueError for invalid names
     elif kind in _SEQUENCES:
         names = items
     else:

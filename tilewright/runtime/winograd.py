@@ -25,9 +25,9 @@ POINTS = {
     6: (0, 1, -1, 2, -2, Fraction(1, 2), Fraction(-1, 2)),
 }
 
-# c of |error| <= c u sum_c max_tile |d_c| sum |g_c| for each tile size, u = 2^-24: four times the most that random
-# tiles came to (tests/space/templates/cpu/test_winograd.py). What holds for any rounding whatever is `amplification`
-# times the number of operations.
+# c of |error| <= c u sum_c max_tile |d_c| sum |g_c| for each tile size, u = 2^-24: four times the maximum over random
+# tiles (tests/space/templates/cpu/test_winograd.py). The bound for arbitrary rounding is `amplification` times the
+# number of operations.
 ERROR_FACTORS = {2: 8.0, 4: 96.0, 6: 192.0}
 
 Matrix = tuple[tuple[Fraction, ...], ...]
@@ -61,8 +61,8 @@ def matrices(outputs: int) -> tuple[Matrix, Matrix, Matrix]:
 
 
 def amplification(outputs: int) -> float:
-    """By how much intermediate results exceed sum_c max |d_c| sum |g_c|: the most that a rounding error of one part can
-    grow until it reaches a result."""
+    """The maximum growth of intermediate results over sum_c max |d_c| sum |g_c|, and so of a rounding error until it
+    reaches a result."""
     at, g, bt = (np.abs(_array(matrix)) for matrix in matrices(outputs))
     along_one_axis = (at * (g.max(axis=1) * bt.sum(axis=1))).sum(axis=1).max()
     return float(along_one_axis**2)
@@ -90,8 +90,8 @@ def transform_weights(weights: np.ndarray, outputs: int) -> np.ndarray:
 
 
 class WinogradWeights(Transform, frozen=True, tag="winograd"):
-    """The two leading axes, a window of 3 x 3, become their transform for F(outputs, 3). Behind come the weights
-    themselves, for tiles that must be computed directly."""
+    """The two leading axes, a 3 x 3 window, are replaced by their transform for F(outputs, 3). The trailing data is
+    the original weights, for tiles that must be computed directly."""
 
     outputs: int
 

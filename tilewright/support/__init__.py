@@ -1,1 +1,1 @@
-"""Leaf helpers with no domain words: fingerprints, the event trace, array copies."""
+"""Helpers without domain knowledge: fingerprints, the event trace, array copies."""

@@ -1,4 +1,4 @@
-"""Arithmetic of sizes."""
+"""Integer arithmetic for sizes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def round_up(a: int, b: int) -> int:
 
 
 def evenly_spread(values: Sequence[int], count: int) -> list[int]:
-    """At most `count` of the values, the first and the last among them."""
+    """At most `count` of the values, including the first and the last."""
     if len(values) <= count:
         return list(values)
     return [values[round(n * (len(values) - 1) / (count - 1))] for n in range(count)]

@@ -1,4 +1,4 @@
-"""Copies of arrays in another order of axes, fast enough for the weights of a model."""
+"""Copy arrays with another order of axes, fast enough for a model's weights."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-# NumPy copies a transposed array along the rows of the result, each element from another row of the source, and misses
-# the cache on every one. In strips of this many columns the lines that are read stay in the cache until they are used
-# up: 3 to 7 times faster on weights of some megabytes.
+# NumPy copies a transposed array along the rows of the result, each element from another source row, and misses the
+# cache each time. In strips of this many columns, loaded lines stay in the cache until they are used up: 3 to 7 times
+# faster for weights of some megabytes.
 _STRIP = 64
 
 

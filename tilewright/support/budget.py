@@ -1,8 +1,8 @@
-"""What importing a model may spend, counted before it is spent: memory, nodes, work and nesting.
+"""Limits for importing a model, checked in advance: memory, nodes, work and nesting.
 
-A model file of a few bytes can ask for terabytes (a window of a billion elements), for years (a loop of empty loops) or
-for more stack than there is. Whoever is about to allocate, compute or descend on a model's word says so here first, and
-a `ModelSizeError` that names the limit and the option that raises it ends the import instead.
+A model file of a few bytes can demand terabytes (a window of a billion elements), years (a loop of empty loops) or
+more stack than there is. Importers announce each allocation, computation or descent here first; beyond a limit, a
+`ModelSizeError` that names the limit and the option that raises it ends the import.
 
     budget = Budget.of_options()
     budget.hold(array_bytes, "the weight 'w'")       # kept until the import ends
@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from tilewright import knobs
 from tilewright.errors import ModelSizeError
 
-# Work that each element of the model's own data allows in addition: folding and converting weights is in proportion
-# to them, whatever their size.
+# Additional work allowed per element of the model's own data: folding and converting weights is proportional to their
+# size.
 WORK_PER_ELEMENT = 16
 MAX_NAME = 1 << 16  # characters of a name, an operator's or a value's
 MAX_RANK = 32  # axes of a tensor; as many as NumPy 1 has
@@ -32,13 +32,13 @@ MAX_RANK = 32  # axes of a tensor; as many as NumPy 1 has
 @dataclass(frozen=True)
 class Limits:
     memory: int  # bytes
-    nodes: int  # nodes of the model and of the graph made of it, loops unrolled and functions expanded
+    nodes: int  # of the model and of its graph, with unrolled loops and expanded functions
     work: int  # elementary operations computed while the model is imported
-    depth: int  # of subgraphs and functions in each other
+    depth: int  # of nested subgraphs and functions
 
     @staticmethod
     def of_options(memory: int | None = None) -> Limits:
-        """The limits that the options set; `memory`: a limit of the caller's own."""
+        """The limits that the options set; `memory`: the caller's own limit."""
         return Limits(
             memory=knobs.get("import_memory") if memory is None else memory,
             nodes=knobs.get("import_nodes"),
@@ -48,7 +48,7 @@ class Limits:
 
 
 class Budget:
-    """The spending of one import against its limits. ModelSizeError where one would be passed."""
+    """The spending of one import against its limits. Raises ModelSizeError beyond a limit."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -68,7 +68,7 @@ class Budget:
         return self.held + size <= self.limits.memory
 
     def fits(self, size: int, what: str) -> None:
-        """Before `size` bytes are needed for a moment."""
+        """Announce `size` bytes of temporary memory."""
         if not self.has_room(size):
             kept = f" alongside the {self.held} already in use" if self.held else ""
             raise over(
@@ -77,7 +77,7 @@ class Budget:
             )
 
     def hold(self, size: int, what: str) -> None:
-        """Before `size` bytes are allocated that stay."""
+        """Announce `size` bytes of memory that is kept."""
         self.fits(size, what)
         self.held += size
 
@@ -85,14 +85,14 @@ class Budget:
         self.held -= size
 
     def data(self, size: int, elements: int, what: str) -> None:
-        """Before `elements` of the model's own data, `size` bytes, are read. Work on them is allowed for."""
+        """Announce reading `elements` of the model's own data, `size` bytes, and allow work on them."""
         self.hold(size, what)
         self.allowed_work += WORK_PER_ELEMENT * elements
 
     # -- nodes, work, nesting ------------------------------------------------------------------------------------
 
     def count(self, number: int, what: str) -> None:
-        """Before `number` nodes are made or iterations run."""
+        """Announce `number` nodes or iterations."""
         self.nodes += number
         if self.nodes > self.limits.nodes:
             raise over(
@@ -105,7 +105,7 @@ class Budget:
         return self.worked + operations <= self.allowed_work
 
     def work(self, operations: int, what: str) -> None:
-        """Before `operations` on elements are computed."""
+        """Announce `operations` on elements."""
         if not self.can_work(operations):
             raise over(
                 f"{what} would take {operations} operations while the model is imported, more than is left of"
@@ -116,7 +116,7 @@ class Budget:
 
     @contextmanager
     def nested(self, what: str) -> Iterator[None]:
-        """Around the inside of a subgraph or a function."""
+        """Enclose the inside of a subgraph or a function."""
         self.depth += 1
         try:
             self.check_depth(self.depth, what)
@@ -130,7 +130,7 @@ class Budget:
 
 
 def over(message: str, option: str) -> ModelSizeError:
-    """The error for a limit that is passed, with the option that raises it."""
+    """The error for an exceeded limit, with the option that raises it."""
     variable = knobs.variable(option)
     return ModelSizeError(
         message,
@@ -140,7 +140,7 @@ def over(message: str, option: str) -> ModelSizeError:
 
 @contextmanager
 def exhaustion(what: str) -> Iterator[None]:
-    """Around what a model makes large: the ends of memory and of Python's stack that no limit foresaw, as one error."""
+    """Convert running out of memory or Python stack, which no limit foresaw, to one error."""
     try:
         yield
     except MemoryError:

@@ -1,4 +1,4 @@
-"""Files that others hand in: only regular ones are opened, and never more is read than the caller says."""
+"""Untrusted files: only regular ones are opened, and reading is limited."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ _KINDS = (
 
 
 class SpecialFileError(OSError):
-    """A pipe, a device, a socket or a folder in place of a file: to read it may hang, or never end."""
+    """A pipe, a device, a socket or a folder in place of a file: reading it may hang or never end."""
 
 
 def require_regular(path: Path | str) -> os.stat_result:
-    """The status of a regular file, links followed. SpecialFileError if it is another kind, OSError if it is absent."""
+    """The status of a regular file, following links. SpecialFileError if it is another kind, OSError if it is
+    absent."""
     status = os.stat(path)
     for is_kind, name in _KINDS:
         if is_kind(status.st_mode):
@@ -32,7 +33,7 @@ def read_regular(path: Path | str, limit: int) -> bytes:
     """The contents of a regular file of at most `limit` bytes. OSError otherwise, also if it is larger."""
     require_regular(path)
     with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # exchanged in between
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # replaced in between
             raise SpecialFileError(0, "it is not a regular file")
         data = file.read(limit + 1)
     if len(data) > limit:

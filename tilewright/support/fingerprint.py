@@ -3,8 +3,8 @@
 `hash()` is salted per process and `repr` shortens arrays. Here every value is written as a tag, a length and bytes,
 so that two different values never write the same bytes, and the whole is hashed with SHA-256.
 
-Told apart: `1`, `1.0` and `True`; `0.0` and `-0.0`; `"a"` and `b"a"`. Not told apart: lists and tuples; the order of a
-dict's items; NaNs of different bits.
+Distinct: `1`, `1.0` and `True`; `0.0` and `-0.0`; `"a"` and `b"a"`. Equal: lists and tuples; dicts with another order
+of items; NaNs of different bits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def fingerprint(*parts: Any) -> str:
 
 
 def _write(digest: Any, value: Any) -> None:
-    # bool before int and enums first: an IntEnum is an int, and True is one too.
+    # bool before int and enums first: an IntEnum is an int, and so is True.
     if isinstance(value, enum.Enum):
         _leaf(digest, b"e", f"{type(value).__name__}.{value.name}".encode())
     elif value is None:
@@ -52,7 +52,7 @@ def _write(digest: Any, value: Any) -> None:
         for item in value:
             _write(digest, item)
     elif isinstance(value, Mapping):
-        # Sorted by the fingerprint of the key: keys of mixed types have no order of their own.
+        # Sorted by the fingerprint of the key, because keys of mixed types cannot be compared.
         items = sorted((fingerprint(key), key) for key in value)
         digest.update(b"d%d:" % len(items))
         for _, key in items:
@@ -70,7 +70,8 @@ def _leaf(digest: Any, tag: bytes, payload: bytes) -> None:
 def _array(digest: Any, array: np.ndarray) -> None:
     if array.dtype.hasobject:
         raise TypeError("no stable fingerprint for an array of objects")
-    # `name` tells bfloat16 from other two-byte types, which `str` does not; bytes are hashed in little-endian order.
+    # `name` distinguishes bfloat16 from other two-byte types, which `str` does not; bytes are hashed in little-endian
+    # order.
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
     _write(digest, ("array", array.dtype.name, array.shape))
     digest.update(np.ascontiguousarray(little).view(np.uint8).data if array.size else b"")

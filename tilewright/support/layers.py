@@ -1,4 +1,4 @@
-"""Names of a model's layers, as its author wrote them, short enough for a table.
+"""Layer names of a model, as its author wrote them, shortened for tables.
 
 A layer's name is a path: `layer1.0.conv1` in PyTorch, `/layer1/layer1.0/conv1/Conv` in ONNX. A fused kernel computes
 several layers, and two calls of one kernel compute different ones.
@@ -16,8 +16,8 @@ _SEPARATOR = re.compile(r"[./]")
 def fused_name(layers: Sequence[str], most: int = _MAX_NAMED) -> str:
     """One name for the layers that a kernel computes: `layer1.0.conv1 + bn1 + relu`.
 
-    A layer alongside the first one is named without the path that both have. A block that contains another of the
-    layers is left out: the layer inside says more.
+    Further layers omit the path that they share with the first. A block that contains another of the layers is
+    omitted, because the inner layer says more.
     """
     named = _without_blocks(layers)
     if not named:
@@ -33,7 +33,8 @@ def fused_name(layers: Sequence[str], most: int = _MAX_NAMED) -> str:
 
 
 def shared_name(names: Sequence[str]) -> str:
-    """One name for the calls of a kernel that computes several layers of equal shapes: the first, and how many more."""
+    """One name for the calls of a kernel that computes several layers of equal shapes: the first, and the number of
+    others."""
     unique = list(dict.fromkeys(filter(None, names)))
     if len(unique) < 2:
         return "".join(unique)
@@ -53,5 +54,5 @@ def _without_blocks(layers: Sequence[str]) -> list[str]:
 
 
 def _block(layer: str) -> str:
-    """The path of the block that a layer is in: `layer1.0.` of `layer1.0.conv1`."""
+    """The path of a layer's block: `layer1.0.` of `layer1.0.conv1`."""
     return layer[: -len(_SEPARATOR.split(layer)[-1]) or None] if _SEPARATOR.search(layer) else ""

@@ -1,4 +1,4 @@
-"""How much memory this process may still take: of the machine, of its cgroup, of its own limits."""
+"""The memory that this process can still allocate: limited by the machine, its cgroup, and its own limits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-_UNLIMITED = 1 << 60  # cgroups of version 1 write a number near 2^63 where there is no limit
+_UNLIMITED = 1 << 60  # cgroups v1 report a number near 2^63 without a limit
 
 
 def available_memory() -> int:
@@ -33,7 +33,8 @@ def _rlimits() -> list[int]:
 def cgroup_memory(
     root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
 ) -> int | None:
-    """What the tightest memory limit on the path from this process's cgroup to the root leaves; None without one."""
+    """The remaining bytes under the tightest memory limit between this process's cgroup and the root; None without
+    one."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
@@ -58,7 +59,7 @@ def cgroup_memory(
 
 
 def _left(group: Path, limit: str, usage: str, cached: str) -> int | None:
-    """Bytes below the limit of one group; files that the kernel can drop from its cache count as free."""
+    """Bytes below the limit of one group; the kernel's droppable file cache counts as free."""
     try:
         text = (group / limit).read_text().strip()
         if text == "max" or int(text) >= _UNLIMITED:

@@ -1,4 +1,4 @@
-"""The modules that another process must import to see what was registered in this one."""
+"""The modules that another process must import to have the same registrations."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tilewright.errors import TilewrightWarning
 
 
 def importable_modules(registered: Mapping[str, str]) -> tuple[str, ...]:
-    """`registered`: what, in words such as "sketch rule 'unroll'", and the module that registers it when it is
-    imported. A program that is run as a file cannot be imported: of what it registers there is a warning."""
+    """`registered`: a description such as "sketch rule 'unroll'", and the module that registers it on import. A
+    script that is run as a file cannot be imported, which is a warning."""
     found = set()
     for what, module in registered.items():
         if module != "__main__":

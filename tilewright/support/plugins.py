@@ -1,4 +1,4 @@
-"""What installed packages add to this one, under names of their own: entry points, by their groups."""
+"""Extensions by installed packages: entry points by group."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def entry_points(group: str) -> dict[str, metadata.EntryPoint]:
 
 
 def named(option: str, name: str, registered: Mapping[str, F], group: str) -> F:
-    """What was registered under a name, or is an entry point of the group. OptionError, for an argument that is called
-    `option`, where there is neither."""
+    """The object registered under a name, or the entry point of the group. Raises OptionError for the argument
+    `option` if there is neither."""
     if name in registered:
         return registered[name]
     installed = entry_points(group)

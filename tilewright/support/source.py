@@ -1,4 +1,5 @@
-"""A location in the user's own Python source, and how an error shows it: the line, and a caret under the part meant."""
+"""A location in the user's own Python source, and how an error shows it: the line, and a caret under the relevant
+part."""
 
 from __future__ import annotations
 
@@ -8,19 +9,19 @@ from dataclasses import dataclass, field
 @dataclass(frozen=True)
 class SourceLocation:
     file: str
-    line: int  # from 1
-    column: int  # from 0, as the ast module counts
-    width: int  # of what is meant, on its first line
+    line: int  # starting at 1
+    column: int  # starting at 0, as in the ast module
+    width: int  # of the marked part, on its first line
     text: str  # the whole line
     function: str
-    caller: SourceLocation | None = field(default=None)  # the call that the function was inlined at
+    caller: SourceLocation | None = field(default=None)  # the call site, if the function was inlined
 
     @property
     def short(self) -> str:
         return f"{self.file}:{self.line}"
 
     def excerpt(self) -> str:
-        """The head and the line with a caret, and the calls that led there."""
+        """The header and the line with a caret, and the calls that led there."""
         text = self.text.lstrip()
         indent = len(self.text) - len(text)
         start = max(self.column - indent, 0)

@@ -1,4 +1,4 @@
-"""The name that a user meant."""
+"""Suggest the name that a user meant."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`"did you mean 'full'?"`, or "" where no known name is close to this one."""
+    """`"did you mean 'full'?"`, or "" if no known name is similar."""
     by_lower = {each.lower(): each for each in known}
     near = difflib.get_close_matches(name.lower(), by_lower, n=2, cutoff=0.6)
     return f"did you mean {' or '.join(repr(by_lower[each]) for each in near)}?" if near else ""

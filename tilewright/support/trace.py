@@ -1,11 +1,11 @@
-"""The event trace: names, durations and numbers of what happened. The report and the progress display read it.
+"""The event trace: names, durations and data of events, for the report and the progress display.
 
     with trace.span("rewrites.fold-constants", nodes=120) as span:
         ...
         span.note(after=100)
 
-A trace is passed along explicitly; there is no current one. Code that gets none passes `Trace.off()`, whose spans cost
-next to nothing. A trace belongs to one thread; work elsewhere is added with `add`.
+A trace is passed explicitly; there is no global one. Code without a trace passes `Trace.off()`, whose spans cost
+almost nothing. A trace belongs to one thread; work elsewhere is added with `add`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Listener = Callable[[str, "Event"], None]  # listener("begin" | "end" | "mark", 
 
 @dataclass
 class Event:
-    """One span of time. `begin` counts from the start of the trace, in seconds; `seconds` is None while it runs, and
-    `depth` is the number of spans that hold this one."""
+    """One span of time. `begin` is in seconds from the start of the trace; `seconds` is None while it runs; `depth`
+    is the number of enclosing spans."""
 
     name: str
     begin: float
@@ -31,12 +31,12 @@ class Event:
     notes: dict[str, Any] = field(default_factory=dict)
 
     def note(self, **figures: Any) -> None:
-        """Adds figures to the event: plain data only (numbers, texts, lists and dicts of these)."""
+        """Add data to the event: plain data only (numbers, texts, lists and dicts of these)."""
         self.notes.update(figures)
 
 
 class Trace:
-    """Collects events in the order in which they began."""
+    """Collects events in the order in which they begin."""
 
     def __init__(
         self, listener: Listener | None = None, clock: Callable[[], float] = time.perf_counter
@@ -54,7 +54,7 @@ class Trace:
 
     @contextmanager
     def span(self, name: str, **figures: Any) -> Iterator[Event]:
-        """Times the body. An exception ends the span, with its kind in the notes, and goes on."""
+        """Time the body. An exception ends the span, with its kind in the notes, and propagates."""
         event = Event(name, self._now(), self._depth, notes=figures)
         self.events.append(event)
         self._depth += 1
@@ -70,13 +70,13 @@ class Trace:
             self._tell("end", event)
 
     def mark(self, name: str, **figures: Any) -> None:
-        """An event of no duration."""
+        """Record an event without a duration."""
         event = Event(name, self._now(), self._depth, 0.0, figures)
         self.events.append(event)
         self._tell("mark", event)
 
     def add(self, name: str, seconds: float, **figures: Any) -> None:
-        """An event that was timed elsewhere (a worker process) and ended just now."""
+        """Record an event that was timed elsewhere (a worker process) and just ended."""
         event = Event(name, self._now() - seconds, self._depth, seconds, figures)
         self.events.append(event)
         self._tell("mark", event)
@@ -109,7 +109,7 @@ class Trace:
         }
 
     def seconds(self, prefix: str) -> float:
-        """The time in spans whose name begins with `prefix`, spans inside such spans not counted twice."""
+        """The time in spans whose name begins with `prefix`, without counting nested spans twice."""
         total, covered = 0.0, -1.0
         for event in self.events:
             if event.seconds is not None and event.name.startswith(prefix) and event.begin >= covered:
@@ -126,7 +126,7 @@ class Trace:
 
 
 class _Off(Trace):
-    """Records nothing. Its one event takes notes and forgets them."""
+    """A trace that records nothing; its only event discards notes."""
 
     def __init__(self) -> None:
         super().__init__(clock=lambda: 0.0)

@@ -1,4 +1,4 @@
-"""Tensor expressions: index formulas, reductions, predicates. Knows no graph, no loops, no machine."""
+"""Tensor expressions: index formulas, reductions, predicates. They know no graphs, loops or machines."""
 
 from tilewright.te.expr import (
     REDUCE_COMBINERS,

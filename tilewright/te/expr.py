@@ -1,4 +1,4 @@
-"""Tensor expressions: *what* is computed, as index formulas; nothing here says in which order.
+"""Tensor expressions: index formulas that say *what* is computed, not in which order.
 
 Semantics
 ---------
@@ -12,8 +12,8 @@ Semantics
 - A `Reduce` combines its elements in an order chosen by the schedule, starting from the identity of its kind.
   "max" and "min" propagate NaN.
 
-Expressions are immutable and compared structurally, except that a `Tensor` is itself only (identity): two computations
-of the same formula are two tensors.
+Expressions are immutable and compared structurally, except that a `Tensor` is itself only (identity): two
+computations of the same formula are two tensors.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ C = TypeVar("C", bound=type)
 
 
 def _hashed_once(cls: C) -> C:
-    """Expressions are the keys of many tables, and the hash of one goes through everything below it: it is kept.
-    Neither hashing nor comparing recurses, and what two expressions share is compared once. One that was found equal to
-    another remembers that one, its twin: a table is asked for the same expression again and again."""
+    """Cache the hash: expressions are keys of many tables, and a hash covers the whole expression. Hashing and
+    comparing do not recurse, and shared parts are compared once. An expression found equal to another remembers it as
+    its twin, because tables are queried repeatedly with the same expression."""
     made: Any = cls
     of_parts: Callable[[Any], int] = made.__hash__
 
@@ -57,7 +57,7 @@ def _hashed_once(cls: C) -> C:
         return True
 
     def state(self: Any) -> dict[str, Any]:
-        """Strings have other hashes in another process."""
+        """Strings hash differently in another process."""
         return {name: value for name, value in self.__dict__.items() if name not in ("_hash", "_twin")}
 
     _HASH_OF_PARTS[cls] = of_parts
@@ -65,12 +65,12 @@ def _hashed_once(cls: C) -> C:
     return cls
 
 
-# Of each class of expressions with parts: the hash of one from the hashes of its parts.
+# For each class of compound expressions: the hash from the hashes of its parts.
 _HASH_OF_PARTS: dict[type, Callable[[Any], int]] = {}
 
 
 def _hash_below(expr: Expr) -> int:
-    """The hash of `expr`; those of everything below it are known afterwards."""
+    """The hash of `expr`; those of all subexpressions are cached afterwards."""
     waiting = [expr]
     while waiting:
         node = waiting[-1]
@@ -109,7 +109,7 @@ def _same(one: Expr, other: Expr) -> bool:
 
 
 def _own_parts(expr: Expr) -> tuple[Any, ...]:
-    """What an expression is alongside its children."""
+    """The fields of an expression besides its children."""
     if isinstance(expr, Call):
         return expr.op, expr.dtype, len(expr.args)
     if isinstance(expr, Load):
@@ -161,7 +161,7 @@ class Expr:
 
 @dataclass(frozen=True, eq=False)
 class Const(Expr):
-    """A number. 0.0 and -0.0 are two, and NaN equals itself: equal constants may stand for each other."""
+    """A number. 0.0 and -0.0 differ, and NaN equals itself, so equal constants are interchangeable."""
 
     value: Number
     dtype: DType
@@ -178,13 +178,13 @@ class Const(Expr):
         return self._key() == other._key() if isinstance(other, Const) else NotImplemented
 
     def __hash__(self) -> int:
-        return hash(self.value) if self.value == self.value else 0  # Python's NaNs differ from each other
+        return hash(self.value) if self.value == self.value else 0  # Python's NaNs compare unequal
 
 
 @quickly_made
 @dataclass(frozen=True)
 class Var(Expr):
-    """An index variable that runs over [0, extent)."""
+    """An index variable with values in [0, extent)."""
 
     name: str
     extent: int
@@ -222,7 +222,7 @@ class Call(Expr):
 @quickly_made
 @dataclass(frozen=True)
 class Cast(Expr):
-    """Conversion as C does it; float to integer truncates, anything to bool is `!= 0`."""
+    """A conversion as in C: float to integer truncates, and anything to bool is `!= 0`."""
 
     value: Expr
     dtype: DType
@@ -232,7 +232,7 @@ class Cast(Expr):
 @quickly_made
 @dataclass(frozen=True)
 class Select(Expr):
-    """`then` where `cond`, else `other`; lazy in its loads."""
+    """`then` if `cond`, else `other`; lazy in its loads."""
 
     cond: Expr
     then: Expr
@@ -268,7 +268,7 @@ REDUCE_COMBINERS = {
 
 
 def reduce_identity(kind: str, dtype: DType) -> Const:
-    """The value from which a reduction starts: combining with it changes nothing."""
+    """The initial value of a reduction, which is neutral."""
     if kind in ("sum", "prod"):
         one = 1 if kind == "prod" else 0
         return Const(float(one) if dtype.is_float else one, dtype)
@@ -294,14 +294,14 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class Tensor(Source):
-    """A tensor of known shape: an input when there is nothing more to it, or a `Compute`."""
+    """A tensor of known shape: an input, or a `Compute`."""
 
     name: str
     shape: tuple[int, ...]
     dtype: DType
 
     def __getitem__(self, indices: Expr | int | Sequence[Expr | int]) -> Expr:
-        """The element at `indices`, widened to the type in which arithmetic is done."""
+        """The element at `indices`, widened to the arithmetic type."""
         items = tuple(indices) if isinstance(indices, Sequence) else (indices,)
         assert len(items) == len(self.shape), (
             f"{self.name}{list(self.shape)} indexed with {len(items)} indices"
@@ -338,7 +338,7 @@ def cast(value: Expr, dtype: DType) -> Expr:
 
 
 def _as_stored(value: Expr, dtype: DType) -> Expr | None:
-    """An element of type `dtype` that was widened and then only chosen, not computed with, as it was before."""
+    """An element of type `dtype` that was widened and only selected, not computed with, in its original type."""
     if isinstance(value, Cast) and value.value.dtype is dtype:
         return value.value
     if isinstance(value, Const) and value.value == 0:
@@ -369,7 +369,7 @@ def select(cond: Expr, then: Expr | Number, other: Expr | Number) -> Expr:
 
 
 def all_of(conditions: Sequence[Expr]) -> Expr | None:
-    """The conjunction of conditions, or None where there are none."""
+    """The conjunction of conditions, or None if there are none."""
     result: Expr | None = None
     for condition in conditions:
         result = condition if result is None else call("and", result, condition)
@@ -418,7 +418,7 @@ def children(expr: Expr) -> tuple[Expr, ...]:
 
 
 def with_children(expr: Expr, parts: tuple[Expr, ...]) -> Expr:
-    """`expr` with its children replaced; the node itself where nothing changed."""
+    """`expr` with its children replaced; the node itself if nothing changed."""
     if all(map(operator.is_, parts, children(expr))):
         return expr
     if isinstance(expr, Load):
@@ -443,8 +443,8 @@ def walk(expr: Expr) -> Iterator[Expr]:
 
 
 def rewrite(expr: Expr, rule: Callable[[Expr], Expr | None]) -> Expr:
-    """`expr` rebuilt bottom-up; `rule` sees each rebuilt node and may replace it (None keeps it). A node that is shared
-    is rewritten once, and what replaces it is shared as it was."""
+    """`expr` rebuilt bottom-up; `rule` receives each rebuilt node and may replace it (None keeps it). A shared node
+    is rewritten once, and its replacement is shared."""
     done: dict[int, Expr] = {}
     waiting = [expr]
     while waiting:
@@ -464,7 +464,7 @@ def rewrite(expr: Expr, rule: Callable[[Expr], Expr | None]) -> Expr:
 
 
 def shared(expr: Expr) -> Expr:
-    """`expr` with equal parts as one object each: what is done once for every object is then done once for them."""
+    """`expr` with equal subexpressions as one object, so that work per object is done once."""
     known: dict[Expr, Expr] = {}
     return rewrite(expr, lambda node: known.setdefault(node, node))
 
@@ -481,7 +481,7 @@ def loads(expr: Expr) -> list[Load]:
 
 
 def unguarded_loads(expr: Expr) -> list[Load]:
-    """Loads that are performed whatever the data: those in the arms of a `Select` are not."""
+    """Loads that are always performed: not those in the arms of a `Select`."""
     found: list[Load] = []
     waiting = [expr]
     while waiting:

@@ -1,8 +1,8 @@
 """Index arithmetic: linear forms, bounds and simplification of integer expressions.
 
-A linear form is `constant + sum(coefficient * atom)`, where an atom is a variable or any integer expression that is not
-linear itself (a `floordiv`, a `mod`, a `min`, a load of an index). Variables know their extents, so `(4*i + j) // 4` is
-`i` when j < 4. Everything that asks "is this contiguous?", "can these loops be one?" asks here.
+A linear form is `constant + sum(coefficient * atom)`, where an atom is a variable or any integer expression that is
+not linear itself (a `floordiv`, a `mod`, a `min`, a load of an index). Variables know their extents, so `(4*i + j) //
+4` is `i` when j < 4. All tests for contiguity and fusable loops use this module.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Linear:
         return Linear({atom: c * factor for atom, c in self.terms.items()}, self.constant * factor)
 
     def expr(self) -> Expr:
-        """The form as an expression, larger strides first: the same form always gives the same expression."""
+        """The form as an expression, larger strides first, so that equal forms give equal expressions."""
         result: Expr | None = None
         for atom, coefficient in sorted(self.terms.items(), key=lambda item: (-item[1], _order(item[0]))):
             term = atom if coefficient == 1 else Call("mul", (atom, as_index(coefficient)), DType.I64)
@@ -89,7 +89,7 @@ def _linear_bounds(form: Linear) -> Bounds:
 
 @lru_cache(maxsize=16384)
 def bounds(expr: Expr) -> Bounds:
-    """Inclusive bounds of an integer expression, as far as they can be known."""
+    """Inclusive bounds of an integer expression, as far as they are known."""
     if isinstance(expr, Const):
         return int(expr.value), int(expr.value)
     if isinstance(expr, Var):
@@ -164,7 +164,7 @@ def linear(expr: Expr) -> Linear:
 
 
 def _divide(op: str, form: Linear, divisor: int) -> Linear:
-    """`form // divisor` or `form % divisor`: what the divisor divides goes out of the bracket."""
+    """`form // divisor` or `form % divisor`, with multiples of the divisor factored out."""
     if divisor == 1:
         return form if op == "floordiv" else Linear({}, 0)
     whole = Linear(
@@ -212,7 +212,7 @@ def _simplify_parts(expr: Expr) -> Expr:
 
 @lru_cache(maxsize=16384)
 def simplify(expr: Expr) -> Expr:
-    """`expr` with its integer arithmetic in canonical form and its decidable conditions decided."""
+    """`expr` with its integer arithmetic in canonical form and decidable conditions resolved."""
     if expr.dtype is DType.I64 and not isinstance(expr, (Load, Cast, Select)):
         return linear(expr).expr()
     expr = _simplify_parts(expr)
@@ -252,7 +252,7 @@ def _decide(op: str, low: int | None, high: int | None) -> bool | None:
 
 
 def coefficient(expr: Expr, var: Var) -> int | None:
-    """How far `expr` moves when `var` moves by one; None where that is not a constant."""
+    """The change of `expr` when `var` increases by one; None if it is not constant."""
     form = linear(expr)
     if any(atom != var and var in variables(atom) for atom in form.terms):
         return None
@@ -260,7 +260,7 @@ def coefficient(expr: Expr, var: Var) -> int | None:
 
 
 def divisor_of(expr: Expr) -> int:
-    """A number that divides every value of `expr`; 0 where it is always 0."""
+    """A number that divides every value of `expr`; 0 if it is always 0."""
     form = linear(expr)
     result = form.constant
     for atom, factor in form.terms.items():
@@ -272,7 +272,7 @@ def divisor_of(expr: Expr) -> int:
 
 
 def in_range(index: Expr, extent: int) -> Expr | None:
-    """The condition that 0 <= index < extent, or None where it always holds."""
+    """The condition that 0 <= index < extent, or None if it always holds."""
     low, high = bounds(simplify(index))
     conditions = []
     if low is None or low < 0:

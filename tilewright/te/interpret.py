@@ -1,8 +1,8 @@
-"""The meaning of tensor expressions, executed: every stage over its whole index grid in NumPy.
+"""The reference interpreter of tensor expressions: it evaluates every stage over its whole index grid in NumPy.
 
-For small shapes in tests: a reduction materialises the grid of all its elements. What this buys is a check that no
-code generator can make: a load at an index out of range, in a lane that a `Select` did not exclude, is an `IndexError`
-that names the stage, the tensor and the index. That is how wrong lowerings are found.
+It is for small shapes in tests, because a reduction materialises the grid of all its elements. It makes a check that
+no code generator can make: a load out of range, in a lane that a `Select` did not exclude, is an `IndexError` that
+names the stage, the tensor and the index. That is how wrong lowerings are found.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _stage(stage: Compute, values: Mapping[Source, np.ndarray]) -> np.ndarray:
 
 
 def _grid(axes: Sequence[Var], shape: tuple[int, ...]) -> dict[Var, np.ndarray]:
-    """For each axis its values, shaped to broadcast over the grid of all axes."""
+    """The values of each axis, shaped to broadcast over the grid of all axes."""
     rank = len(shape)
     return {
         axis: np.arange(axis.extent, dtype=np.int64).reshape(
@@ -72,12 +72,12 @@ def _grid(axes: Sequence[Var], shape: tuple[int, ...]) -> dict[Var, np.ndarray]:
 
 
 def _combine(reduction: Reduce, elements: np.ndarray, rank: int) -> np.ndarray:
-    """Over all axes from `rank` on, at once; starts from the identity, so that nothing gives the identity."""
+    """Reduce all axes from `rank` on at once, starting from the identity."""
     dtype = reduction.dtype
     combine: Any = SCALARS[REDUCE_COMBINERS[reduction.kind]].numpy
     flat = elements.reshape(*elements.shape[:rank], math.prod(elements.shape[rank:]))
     identity = dtype.numpy.type(reduce_identity(reduction.kind, dtype).value)
-    # An integer sum in NumPy widens unless told the type; here integers wrap around.
+    # NumPy widens integer sums unless given the type; here integers wrap around.
     result = combine.reduce(flat, axis=rank, initial=identity, dtype=dtype.numpy)
     return np.asarray(result, dtype=dtype.numpy)
 

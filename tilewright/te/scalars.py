@@ -1,6 +1,6 @@
-"""The scalar functions of tensor expressions: one table, the vocabulary that every code generator must speak.
+"""The scalar functions of tensor expressions: one table, which every code generator must support.
 
-`numpy` gives the meaning: the interpreter of loop programs and the tests of generated code use it.
+`numpy` defines the meaning, for the interpreter of loop programs and the tests of generated code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Scalar:
     name: str
     arity: int
     numpy: Callable[..., Any]
-    predicate: bool = False  # gives a bool whatever its arguments are
+    predicate: bool = False  # returns a bool whatever its arguments are
     symbol: str = ""  # infix form in text
 
     @property
@@ -86,8 +86,10 @@ _TABLE = [
     Scalar("sqrt", 1, np.sqrt),
     Scalar("rsqrt", 1, lambda x: 1 / np.sqrt(x)),
     Scalar("exp", 1, np.exp),
-    Scalar("exp2_nonpositive", 1, _exp2_weight),  # for arguments up to 0; below the normal numbers it is 0
-    Scalar("exp2_rough", 1, _exp2_weight),  # the same of any argument, to 20 bits at least
+    Scalar(
+        "exp2_nonpositive", 1, _exp2_weight
+    ),  # for arguments up to 0; results below the normal numbers are 0
+    Scalar("exp2_rough", 1, _exp2_weight),  # the same for any argument, to at least 20 bits
     Scalar("expm1", 1, np.expm1),
     Scalar("log", 1, np.log),
     Scalar("log1p", 1, np.log1p),
@@ -111,8 +113,8 @@ _TABLE = [
 
 SCALARS: dict[str, Scalar] = {scalar.name: scalar for scalar in _TABLE}
 
-# Those that cost many times an addition, and are better kept than computed again. Of operators, fusion has the same
-# table with those that are lowered to one of them (`rewrites/fuse.py`).
+# Functions that cost many times an addition, and are better stored than recomputed. Fusion has the same table for
+# operators, including those lowered to one of these (`rewrites/fuse.py`).
 EXPENSIVE_CALLS = frozenset(
     [
         *("exp", "exp2_nonpositive", "expm1", "log", "log1p", "pow"),

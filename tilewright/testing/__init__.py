@@ -1,5 +1,4 @@
-"""Conformance suites: what a template, rule, intrinsic, search, cost model or target of
-your own must do, as tests to inherit.
+"""Conformance suites for templates, rules, intrinsics, searches, cost models and targets: tests to inherit.
 
     from tilewright.testing import SearchSuite
 
@@ -7,8 +6,7 @@ your own must do, as tests to inherit.
         def make(self, candidates, model, seed):
             return MySearch(candidates, model, seed)
 
-pytest collects the methods of the class; they need nothing but assertions. Tilewright's own parts are held to the same
-suites.
+pytest collects the methods of the class, which use plain assertions. Tilewright's own parts pass the same suites.
 """
 
 from tilewright.testing.cost_models import CostModelSuite

@@ -1,4 +1,4 @@
-"""What every cost model must do, whatever it learns from."""
+"""The conformance suite of cost models."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def _configs() -> list[Config]:
 
 
 def _seconds(config: Config) -> float:
-    """As predicted, but for a knob that the analytical model gets wrong."""
+    """The predicted time, except for a knob that the analytical model gets wrong."""
     first = config.values[0][1] if config.values else 0
     wrong = 1.5 if isinstance(first, int) and first % 4 else 0.8
     return wrong * Analytical(_candidates(), _THREADS).seconds(config)
 
 
 class CostModelSuite:
-    """Inherit it, and say how your model is made."""
+    """Inherit it, and implement `make`."""
 
-    learns = True  # False of a model that ignores outcomes
+    learns = True  # False for a model that ignores outcomes
 
     def make(
         self, candidates: Candidates, threads: int, seed: int, experience: Sequence[Experience]
@@ -83,7 +83,7 @@ class CostModelSuite:
         assert np.all(np.isfinite(model.predict(_configs()).seconds))
 
     def test_it_ranks_better_for_what_it_has_seen(self) -> None:
-        """Of configs that it was told of, a model that learns orders more pairs right than before."""
+        """A learning model orders more pairs of known configs correctly than before."""
         if not self.learns:
             return
         told, truth = _configs()[:40], np.array([_seconds(config) for config in _configs()[:40]])

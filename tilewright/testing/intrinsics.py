@@ -1,4 +1,4 @@
-"""What every intrinsic must do: compute what it is declared to compute, on machines that have its features."""
+"""The conformance suite of intrinsics: compute what is declared, on machines that have the features."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _LARGEST = 1 << 15  # of integers that are wider than the operands of instructio
 
 
 class IntrinsicSuite:
-    """Inherit it, and name your intrinsic. What this machine cannot run is skipped, and said to be."""
+    """Inherit it, and name your intrinsic. Intrinsics that this machine cannot run are skipped."""
 
     intrinsic: Intrinsic
 
     def draw(self, tensor: te.Tensor, random: np.random.Generator) -> np.ndarray:
-        """An operand, or what the output holds before; your own may leave out what the instruction does not take."""
+        """An operand, or the initial output; override it to leave out unsupported values."""
         dtype = tensor.dtype
         if dtype.is_float:
             return random.standard_normal(tensor.shape).astype(dtype.numpy)
@@ -104,7 +104,7 @@ class IntrinsicSuite:
 
 
 def program_of(intrinsic: Intrinsic) -> Program:
-    """The intrinsic alone. Its inputs and what its output holds before are given, each row-major."""
+    """A program with only the intrinsic. Its inputs and initial output are given, each row-major."""
     given = [_buffer(tensor, tensor.name) for tensor in intrinsic.inputs]
     before, result = _buffer(intrinsic.output, "before"), _buffer(intrinsic.output, "result")
     held = replace(before, name="held", scope=Scope.SCRATCH)
@@ -121,7 +121,7 @@ def _copied(source: Buffer, to: Buffer) -> Stmt:
 
 
 def declared(intrinsic: Intrinsic, tiles: Mapping[te.Tensor, np.ndarray]) -> np.ndarray:
-    """What its expression says of these operands, the output's before among them."""
+    """The declared result for these operands, including the initial output."""
     value = interpret(intrinsic.output, {tensor: tiles[tensor] for tensor in intrinsic.inputs})
     reduction = intrinsic.stage.reduction
     if reduction is None:
@@ -131,7 +131,7 @@ def declared(intrinsic: Intrinsic, tiles: Mapping[te.Tensor, np.ndarray]) -> np.
 
 
 def _check(intrinsic: Intrinsic, got: np.ndarray, expected: np.ndarray) -> None:
-    """Integers are equal; floats as near as a sum in another order is."""
+    """Integers must be equal, floats as near as a sum in another order."""
     what = f"{intrinsic.name} computes something else than {intrinsic.body!r}"
     if not intrinsic.output.dtype.is_float:
         np.testing.assert_array_equal(got, expected, what)

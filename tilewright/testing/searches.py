@@ -1,7 +1,7 @@
-"""What every search must do, whatever it thinks of configs.
+"""The conformance suite of searches.
 
-Tasks, spaces and models are real. The time of a config is what the analytical model predicts: a cost that has the shape
-of a real one, is known without a trial, and never changes.
+Tasks, spaces and models are real. The time of a config is the analytical prediction: realistic, known without a
+trial, and constant.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tilewright.space.template import Work
 from tilewright.testing.problems import Inputs
 
 _THREADS = 2
-# The same everywhere, so that spaces are.
+# The same everywhere, so that spaces are too.
 _MACHINE = CpuMachine("x86_64-unknown-linux-gnu", "icelake-server", ("avx2", "fma"), (), 32, 16, True, 2)
 
 
@@ -76,7 +76,7 @@ def _run(
 
 
 class SearchSuite:
-    """Inherit it, and say how your search is made."""
+    """Inherit it, and implement `make`."""
 
     def make(self, candidates: Candidates, model: CostModel, seed: int) -> Searcher:
         raise NotImplementedError
@@ -139,7 +139,7 @@ class SearchSuite:
         assert set(asked) | set(known) == set(candidates.configs())
 
     def test_outcomes_of_configs_that_are_none_of_its_are_passed_over(self) -> None:
-        """Such as those of another version's records."""
+        """For example, those of another version's records."""
         search = self._searcher(_small())
         strange = Config("winograd", (("outputs", 99),))
         foreign = Config.of("attention", {"vectors": 1, "keys": -7, "stage": False})

@@ -1,4 +1,4 @@
-"""What every target must do: models run on it, and give what the oracle gives."""
+"""The conformance suite of targets: models run on it, and match the oracle."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tilewright.testing.problems import elementwise, gemm, softmax_rows
 
 
 class TargetSuite:
-    """Inherit it, and say how your target is made. `tolerance`: of the relative L2 error."""
+    """Inherit it, and implement `make`. `tolerance`: of the relative L2 error."""
 
     numerics = "fast"
     tolerance = 1e-5
@@ -55,7 +55,7 @@ class TargetSuite:
 
 
 def as_model(graph: Graph) -> ImportedModel:
-    """A graph as the frontend would give it: its inputs by position, a tuple of its outputs."""
+    """A graph as a frontend imports it: its inputs by position, a tuple of its outputs."""
 
     def leaves(count: int) -> dict[str, Any]:
         return {"kind": "tuple", "items": [{"kind": "leaf", "index": number} for number in range(count)]}

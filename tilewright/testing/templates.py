@@ -1,6 +1,6 @@
-"""What every template and every sketch rule must do: its configs are legal, and every one computes the task.
+"""The conformance suites of templates and sketch rules: configs are legal, and each computes the task.
 
-Each program runs as machine code on the inputs that validation uses, and every element is held to its bound.
+Each program runs as machine code on the validation inputs, and every element is compared with its bound.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tilewright.space.space import Config
 from tilewright.space.template import Applied, Template, Work
 from tilewright.testing.problems import elementwise, gemm, softmax_rows
 
-_CONFIGS = 12  # of each task, that are run
+_CONFIGS = 12  # of each task that are run
 
 
 class _ComputingSuite:
-    """`tasks`: those that it is held to; your own should be the ones that it is for."""
+    """`tasks`: the tasks to test with; override it with the tasks that your template is for."""
 
     numerics = "fast"
 
@@ -86,7 +86,7 @@ def _some(applied: Applied) -> list[Config]:
 def run_on_case(
     implementation: Implementation, machine: CpuMachine, numerics: str, case: CheckCase
 ) -> np.ndarray:
-    """The flat result on this machine's processor."""
+    """The flat result on this machine's CPU."""
     kernel = SingleKernel(implementation.program, machine, numerics=numerics, threads=1)
     built = kernel.built
     return kernel(
@@ -112,7 +112,7 @@ class TemplateSuite(_ComputingSuite):
 
 
 class RuleSuite(_ComputingSuite):
-    """Inherit it, and name your sketch rule: structures that it has a part in are held to this."""
+    """Inherit it, and name your sketch rule; the suite tests the structures that it takes part in."""
 
     rule: Rule
 

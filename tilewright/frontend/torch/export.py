@@ -113,7 +113,7 @@ def load_program(path: str | os.PathLike[str]) -> ExportedProgram:
     except Exception as error:  # of zip, JSON, pickle or PyTorch: a file may hold anything
         first = next(iter(str(error).splitlines()), "")
         raise ModelFileError(
-            f"{path} is no exported program, or a damaged one: {type(error).__name__}: {first}",
+            f"{path} is not an exported program, or is damaged: {type(error).__name__}: {first}",
             remedy="write it again with torch.export.save, with the version of PyTorch that is installed here",
         ) from None
 

@@ -1,1 +1,1 @@
-"""Kernels on NVIDIA GPUs, through the driver alone."""
+"""Run kernels on NVIDIA GPUs through the driver API only."""

@@ -1,7 +1,7 @@
-"""GEMMs by cuBLASLt, with bias, residual and activation in one call, written in place.
+"""cuBLASLt GEMMs with bias, residual and activation in one call, written in place.
 
-The framework's own functions offer less: no call of theirs adds both a bias and a residual, and most return memory of
-their own. The library comes with the framework, or with a CUDA installation.
+PyTorch's functions offer less: none adds both a bias and a residual, and most return newly allocated memory. The
+library comes with PyTorch, or with a CUDA installation.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _NAMES = ("libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so")
 WORKSPACE_BYTES = 32 << 20
 _MAX_ALGORITHMS = 16
 
-# Of the library's headers.
+# From the library's headers.
 _TYPES = {"f16": 2, "bf16": 14, "f32": 0}
 _COMPUTE_F32, _COMPUTE_TF32, _SCALE_F32 = 68, 77, 0
 _TRANSPOSE_A, _TRANSPOSE_B, _EPILOGUE, _BIAS_POINTER = 3, 4, 7, 8
 _BATCH_COUNT, _BATCH_STRIDE = 5, 6
 _MAX_WORKSPACE, _REDUCTION_SCHEMES = 1, 3
-_REDUCED_IN_COMPUTE_TYPE = 2  # split-K sums stay float32: in the output's float16 they lose digits
+_REDUCED_IN_COMPUTE_TYPE = 2  # split-K sums stay float32: in the output's float16 they would lose digits
 _EPILOGUES = {
     (False, ""): 1,
     (False, "relu"): 2,
@@ -78,8 +78,7 @@ def _call(function: str, *arguments: Any) -> None:
 
 @dataclass(frozen=True)
 class Matrix:
-    """In the library's terms: columns of `rows` elements, `pitch` elements apart; `stride` from one of a batch to the
-    next."""
+    """A column-major matrix: columns of `rows` elements, `pitch` elements apart; `stride` between batch elements."""
 
     rows: int
     columns: int
@@ -89,9 +88,10 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Gemm:
-    """out[b, m, n] = activation(a[b, m, k] @ w[b, k, n] + bias[n] + added[b, m, n]), everything in rows.
+    """out[b, m, n] = activation(a[b, m, k] @ w[b, k, n] + bias[n] + added[b, m, n]), all row-major.
 
-    `transposed`: w is stored as [n, k]."""
+    `transposed`: w is stored as [n, k].
+    """
 
     dtype: str
     m: int
@@ -102,17 +102,17 @@ class Gemm:
     added: bool = False
     activation: str = ""  # "relu", "gelu"
     transposed: bool = False
-    rounded: bool = False  # float32 may be rounded before it is multiplied
-    algorithm: int = 0  # of those that the library proposes, best first
+    rounded: bool = False  # whether float32 may be rounded before it is multiplied
+    algorithm: int = 0  # index among the library's proposals, best first
 
 
 class PreparedGemm:
-    """A product with an algorithm chosen, to be started any number of times."""
+    """A product with a chosen algorithm, which can be started any number of times."""
 
     def __init__(self, gemm: Gemm) -> None:
         self._gemm = gemm
         self._handle = _handle()
-        # The library counts in columns: out' [n, m] = w' [n, k] @ a' [k, m].
+        # The library is column-major: out' [n, m] = w' [n, k] @ a' [k, m].
         p = gemm
         weight = Matrix(p.k, p.n, p.k, p.k * p.n) if p.transposed else Matrix(p.n, p.k, p.n, p.k * p.n)
         self._weight = _layout(p, weight)
@@ -176,7 +176,7 @@ class PreparedGemm:
         return [result for result in results[: count.value] if result.state == 0]
 
     def start(self, addresses: Sequence[int], workspace: int, stream: int) -> None:
-        """`addresses`: of a, w, then the bias and what is added where there are such, then the result."""
+        """`addresses`: of a, w, then the bias and the residual if any, then the result."""
         data, weight, *rest, out = addresses
         if self._gemm.bias:
             self._set(_BIAS_POINTER, ctypes.c_void_p(rest[0]))
@@ -202,7 +202,7 @@ class PreparedGemm:
         )
 
     def __del__(self) -> None:
-        # At interpreter exit the library may be gone before us.
+        # At interpreter exit the library may already be unloaded.
         for name, held in (("MatrixLayout", "_weight"), ("MatrixLayout", "_data"), ("MatrixLayout", "_out")):
             if getattr(self, held, None):
                 getattr(_library(), f"cublasLt{name}Destroy")(getattr(self, held))

@@ -1,7 +1,7 @@
-"""A card as this process uses it: memory, modules, launches, and what it is.
+"""A GPU in this process: memory, modules, launches and attributes.
 
-Everything goes through the CUDA driver, in the primary context, which is the one that PyTorch uses too: tensors of
-either are the other's. Errors of the driver are `DeviceError`s that name the call.
+Everything goes through the CUDA driver API in the primary context, which PyTorch uses too, so both can share tensors.
+Driver errors are `DeviceError`s that name the call.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _driver() -> Any:
 
 
 def checked(call: str, answer: tuple[Any, ...]) -> Any:
-    """What a driver's function gave alongside its status."""
+    """The results of a driver function, after checking its status."""
     status, *values = answer
     if int(status) != 0:
         raise DeviceError(f"{call}: {status.name}")
@@ -36,7 +36,7 @@ def checked(call: str, answer: tuple[Any, ...]) -> Any:
 
 
 def count() -> int:
-    """How many cards there are; 0 where there is no driver."""
+    """The number of GPUs; 0 without a driver."""
     try:
         driver = _driver()
         checked("cuInit", driver.cuInit(0))
@@ -46,13 +46,13 @@ def count() -> int:
 
 
 class Device:
-    """One card, its primary context current in the calling thread."""
+    """One GPU, with its primary context current in the calling thread."""
 
     def __init__(self, ordinal: int = 0) -> None:
         self._driver = driver = _driver()
         try:
             checked("cuInit", driver.cuInit(0))
-        except (DeviceError, RuntimeError) as error:  # no driver, or one that sees no card
+        except (DeviceError, RuntimeError) as error:  # no driver, or no visible GPU
             said = str(error).splitlines()[0]
             raise DeviceError(f"there is no GPU that this process could use ({said})") from None
         found = checked("cuDeviceGetCount", driver.cuDeviceGetCount())
@@ -76,7 +76,7 @@ class Device:
         return int(checked("cuDeviceTotalMem", self._driver.cuDeviceTotalMem(self.handle)))
 
     def attribute(self, name: str) -> int:
-        """Of `CUdevice_attribute`, without its prefix: "MULTIPROCESSOR_COUNT"."""
+        """The value of a `CUdevice_attribute`, named without its prefix: "MULTIPROCESSOR_COUNT"."""
         which = getattr(self._driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
         return int(checked("cuDeviceGetAttribute", self._driver.cuDeviceGetAttribute(which, self.handle)))
 
@@ -95,7 +95,7 @@ class Device:
         return int(checked("cuMemAlloc", self._driver.cuMemAlloc(max(size, 1))))
 
     def block(self, size: int) -> DeviceMemory:
-        """Memory that is free again when nobody refers to it."""
+        """Memory that is freed when nothing refers to it."""
         return DeviceMemory(self, self.allocate(size), size)
 
     def free(self, address: int) -> None:
@@ -114,7 +114,7 @@ class Device:
             checked("cuMemsetD8", self._driver.cuMemsetD8(address, byte, size))
 
     def copy_on(self, stream: int, to: int, source: int, size: int) -> None:
-        """From one place of the card to another, in the order of a stream."""
+        """Copy within the GPU's memory, in stream order."""
         if size and to != source:
             checked("cuMemcpyDtoDAsync", self._driver.cuMemcpyDtoDAsync(to, source, size, stream))
 
@@ -143,7 +143,7 @@ class Device:
     # -- kernels ------------------------------------------------------------------------------------------------------
 
     def load(self, cubin: bytes, symbol: str, shared_bytes: int = 0) -> CudaFunction:
-        """The kernel `symbol` of machine code or PTX, allowed so much dynamic shared memory."""
+        """The kernel `symbol` of machine code or PTX, with this much dynamic shared memory allowed."""
         module = self._module(cubin)
         handle = checked("cuModuleGetFunction", self._driver.cuModuleGetFunction(module, symbol.encode()))
         if shared_bytes > _UNASKED:
@@ -165,20 +165,20 @@ class Device:
 
 
 class DeviceMemory:
-    """Memory of a card."""
+    """Memory of a GPU."""
 
     def __init__(self, device: Device, address: int, size: int) -> None:
         self._device, self.address, self.size = device, address, size
 
     def __del__(self) -> None:
-        # At interpreter exit the driver may be gone before us, and frees everything itself.
+        # At interpreter exit the driver may already be unloaded, and frees everything itself.
         with contextlib.suppress(DeviceError, TypeError, AttributeError):
             self._device.enter()
             self._device.free(self.address)
 
 
 class Stream:
-    """Of our own: work in it waits for no other stream."""
+    """A stream of Tilewright's own: its work waits for no other stream."""
 
     def __init__(self, driver: Any, stream: Any) -> None:
         self._driver, self._stream = driver, stream
@@ -189,7 +189,7 @@ class Stream:
 
     @contextlib.contextmanager
     def capture(self) -> Iterator[CapturedGraph]:
-        """What is started in this stream becomes a graph, and does not run."""
+        """Record the work started in this stream as a graph instead of running it."""
         driver = self._driver
         graph = CapturedGraph(driver)
         mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
@@ -237,11 +237,11 @@ class CudaEvent:
         checked("cuEventRecord", self._driver.cuEventRecord(self._event, stream))
 
     def wait(self, stream: int) -> None:
-        """Later work of `stream` waits for it."""
+        """Make later work of `stream` wait for it."""
         checked("cuStreamWaitEvent", self._driver.cuStreamWaitEvent(stream, self._event, 0))
 
     def seconds_to(self, other: CudaEvent) -> float:
-        """Both have passed."""
+        """Seconds between two events that have both completed."""
         return 1e-3 * float(
             checked("cuEventElapsedTime", self._driver.cuEventElapsedTime(self._event, other._event))
         )
@@ -251,12 +251,12 @@ class CudaEvent:
             self._driver.cuEventDestroy(self._event)
 
 
-# Bytes of dynamic shared memory that need no permission: 48 KB with what a kernel has of its own.
+# Dynamic shared memory that needs no opt-in: 48 KB including the kernel's static memory.
 _UNASKED = 40 << 10
 
 
 class CudaFunction:
-    """A loaded kernel; its module stays loaded as long as it is referred to."""
+    """A loaded kernel; its module stays loaded as long as it is referenced."""
 
     def __init__(self, driver: Any, module: Any, handle: Any, shared_bytes: int) -> None:
         self._driver, self._module, self._handle = driver, module, handle
@@ -271,7 +271,8 @@ class CudaFunction:
         *,
         dependent: bool = False,
     ) -> None:
-        """`dependent`: it may start while the kernel before it in the stream still runs, whose end it awaits."""
+        """`dependent`: it may start while the previous kernel in the stream still runs, and waits for its end
+        itself."""
         driver = self._driver
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
@@ -295,6 +296,6 @@ class CudaFunction:
         checked("cuLaunchKernel", answer)
 
     def __del__(self) -> None:
-        # At interpreter exit the driver may be gone before us, and frees everything itself.
+        # At interpreter exit the driver may already be unloaded, and frees everything itself.
         if self._driver is not None:
             self._driver.cuModuleUnload(self._module)

@@ -1,7 +1,8 @@
-"""Runs a plan on a GPU: memory and kernels bound once, the steps captured as one CUDA graph, each call a launch of it.
+"""Run a plan on a GPU: bind memory and kernels once, capture the steps as one CUDA graph, and launch it for each
+call.
 
-Inputs are copied into buffers of the plan's own and results out of them, both on the caller's stream; nothing waits on
-the host. Calls share one arena: those of one stream follow each other, and one on another stream waits for the last.
+Inputs are copied into the plan's own buffers and results out of them, both on the caller's stream; the host does not
+wait. Calls share one arena: those on one stream run in order, and a call on another stream waits for the last one.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from tilewright.runtime.cuda.vendor import VendorStep, loaded_torch, needs_torch
 from tilewright.runtime.plan import Place, Plan, Step, aligned
 
 TRIPLE = "nvptx64-nvidia-cuda"
-AWAITS_TURN = "awaits-turn"  # of a target: what a launch says about waiting holds for its machine code
+AWAITS_TURN = "awaits-turn"  # in a target: its machine code supports `Launch.awaits`
 _ALIGNMENT = 256
 
 
 def check_target(target: dict[str, Any], ordinal: int = 0) -> None:
-    """ArtifactMachineError unless there is a card here that runs machine code for `target`."""
+    """Raise ArtifactMachineError unless a GPU here runs machine code for `target`."""
     if count() <= ordinal:
         raise ArtifactMachineError(
             "the model is for an NVIDIA GPU, and there is none here",
@@ -43,18 +44,18 @@ def check_target(target: dict[str, Any], ordinal: int = 0) -> None:
 
 
 def misfit(wanted: str, here: str) -> str:
-    """Why code for `wanted` does not run on a card of the capability `here`; "" where it does."""
+    """Why code for `wanted` does not run on a GPU with the capability `here`; "" if it does."""
     if wanted.startswith("compute_"):
         least = wanted.removeprefix("compute_")
         return "" if int(here.removeprefix("sm_")) >= int(least) else f"the PTX is for sm_{least} and later"
     plain = wanted.rstrip("a")
-    # Machine code runs on later cards of one generation, unless it uses what one generation alone has.
+    # Machine code runs on later GPUs of one generation, unless it uses features of one architecture only.
     same_generation = plain[:-1] == here[:-1] and plain <= here and plain == wanted
     return "" if here == plain or same_generation else f"the machine code is for {wanted}"
 
 
 class GpuExecutor:
-    """A plan for a GPU. `objects`: digest -> machine code. Nothing touches the card before the first call."""
+    """A plan for a GPU. `objects`: digest -> machine code. Nothing touches the GPU before the first call."""
 
     def __init__(
         self,
@@ -66,8 +67,8 @@ class GpuExecutor:
         dependent_launch: str | None = None,
         guard: int = 0,
     ) -> None:
-        """`dependent_launch`: which kernels may start while what is before them ends; None: as the option says.
-        `guard`: bytes around every buffer that nothing may write."""
+        """`dependent_launch`: which kernels may start while the previous one ends; None: as the option says. `guard`:
+        bytes around every buffer that must not be written."""
         plan.validate()
         self.guard = guard
         self.plan = plan
@@ -90,7 +91,7 @@ class GpuExecutor:
         return [np.empty(spec.shape, DType.parse(spec.dtype).numpy) for spec in self.plan.outputs]
 
     def run(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
-        """On arrays of the host."""
+        """Run on host arrays."""
         self.run_addresses(
             [(array.ctypes.data, True) for array in inputs],
             [(array.ctypes.data, True) for array in outputs],
@@ -100,13 +101,13 @@ class GpuExecutor:
     def run_addresses(
         self, inputs: Sequence[tuple[int, bool]], outputs: Sequence[tuple[int, bool]], stream: int
     ) -> None:
-        """Addresses, and whether they are of the host's memory. Waits only where a result goes to the host."""
+        """Run on addresses, each with whether it is host memory. Waits only if a result goes to the host."""
         loaded = self.loaded()
         with self._lock:
             loaded.run(inputs, outputs, stream)
 
     def time_steps(self, inputs: Sequence[np.ndarray], repeats: int = 10) -> list[float]:
-        """Seconds of each step alone, the median of several runs: launched one by one, not as a graph."""
+        """Median seconds of each step alone, launched one by one, not as a graph."""
         loaded = self.loaded()
         outputs = self.new_outputs()
         self.run(inputs, outputs)
@@ -114,20 +115,19 @@ class GpuExecutor:
             return loaded.time_steps(max(repeats, 1))
 
     def poison(self, byte: int = 0xFF) -> None:
-        """Fill what steps write with such bytes, NaN if nothing is said: what none of them writes is then seen in the
-        results."""
+        """Fill what steps write with such bytes, NaN by default, so that unwritten results show."""
         loaded = self.loaded()
         with self._lock:
             loaded.poison(byte)
 
     def seconds_of_graph(self) -> float:
-        """Of one launch of all steps together, on what the inputs were last."""
+        """Seconds of one launch of all steps together, on the last inputs."""
         loaded = self.loaded()
         with self._lock:
             return loaded.seconds_of_graph()
 
     def trace(self, inputs: Sequence[np.ndarray]) -> Iterator[tuple[Step, list[np.ndarray], np.ndarray]]:
-        """Run step by step; after each, the step, its inputs and its output, as arrays of the host."""
+        """Run step by step; yield each step with its inputs and its output, as host arrays."""
         loaded = self.loaded()
         loaded.take_inputs([(array.ctypes.data, True) for array in inputs], loaded.stream.handle)
         with loaded.in_steps() as runner:
@@ -145,7 +145,7 @@ class GpuExecutor:
 
 
 class _Loaded:
-    """A plan on the card."""
+    """A plan on the GPU."""
 
     def __init__(self, executor: GpuExecutor) -> None:
         self.plan = plan = executor.plan
@@ -172,7 +172,7 @@ class _Loaded:
         self._graph, self.results, self._kept = self._captured()
 
     def _allocate(self, executor: GpuExecutor) -> None:
-        """One block of the card's memory for everything."""
+        """Allocate one block of GPU memory for everything."""
         plan, constants = self.plan, executor.constants
         sizes = [
             *(spec.bytes for spec in plan.inputs),
@@ -186,7 +186,7 @@ class _Loaded:
         self.guards = [(0, guard)]  # (offset, bytes)
         for size in sizes:
             offsets.append(total)
-            # Right behind the buffer: what is written there belongs to nobody.
+            # Directly after the buffer: nothing may write there.
             self.guards.append((total + size, aligned(max(size, 1), _ALIGNMENT) - size + guard))
             total += aligned(max(size, 1), _ALIGNMENT) + guard
         self.block = self.device.block(total)
@@ -197,7 +197,7 @@ class _Loaded:
         self.arena, self.workspace = next(addresses), next(addresses)
         for address, array in zip(self.constants, constants, strict=True):
             self.device.upload(address, array.ctypes.data, array.nbytes)
-        self.device.synchronise()  # an upload is over when the driver has read what it uploads
+        self.device.synchronise()  # an upload is complete when the driver has read its source
 
     def _functions(self, objects: Mapping[str, bytes]) -> dict[str, CudaFunction]:
         shared = {
@@ -212,14 +212,14 @@ class _Loaded:
 
     @contextmanager
     def in_steps(self) -> Iterator[_Runner]:
-        """What runs steps one by one, on a stream of its own."""
+        """A runner for single steps, on its own stream."""
         with self._current_stream():
             yield _Runner(self)
             self.stream.synchronise()
 
     @contextmanager
     def _current_stream(self) -> Iterator[None]:
-        """Our stream as the framework's current one, where the framework takes part."""
+        """Make Tilewright's stream the framework's current one, if the framework is involved."""
         self.device.enter()
         if not self.through_torch:
             yield
@@ -230,7 +230,7 @@ class _Loaded:
             yield
 
     def _captured(self) -> tuple[Any, list[int], Any]:
-        """(what launches the graph, where each result is then, what must live as long)."""
+        """(the graph launcher, the location of each result, objects that must stay alive)."""
 
         def start_all(runner: _Runner) -> None:
             for number in range(len(self.plan.steps)):
@@ -293,7 +293,7 @@ class _Loaded:
                 self.device.copy_on(stream, place, address, spec.bytes)
 
     def poison(self, byte: int) -> None:
-        """In what steps write; in the guards too, so that what is read there shows."""
+        """Poison what steps write, and the guards, so that reads from there show."""
         if self.guards[0][1]:
             for offset, size in self.guards:
                 self.device.fill(self.block.address + offset, byte, size)
@@ -325,8 +325,8 @@ class _Loaded:
 
 
 class _Runner:
-    """The steps of a plan in order, and where results are that a library returned in memory of its own.
-    `dependent_launch`: as the option of that name."""
+    """The steps of a plan in order, and the results that a library returned in its own memory. `dependent_launch`: as
+    in the option."""
 
     def __init__(self, loaded: _Loaded, dependent_launch: str = "off") -> None:
         self._loaded, self._dependent_launch = loaded, dependent_launch
@@ -337,7 +337,7 @@ class _Runner:
         step = loaded.plan.steps[number]
         tensors = [self._elsewhere.get(place) for place in step.arguments[:-1]]
         addresses = [self.address(place) for place in step.arguments[:-1]]
-        # Whatever was at this place is dead: the plan gives it to this step's result.
+        # The previous contents of this place are dead: the plan gives it to this step's result.
         self._elsewhere.pop(step.arguments[-1], None)
         addresses.append(self.address(step.arguments[-1]))
         vendor = loaded.vendor[number]
@@ -357,7 +357,7 @@ class _Runner:
         )
 
     def _may_overlap(self, number: int) -> bool:
-        """Whether a step of ours may start before the step in front of it has ended."""
+        """Whether a Tilewright kernel may start before the previous step has ended."""
         after_ours = self._loaded.vendor[number - 1] is None
         return self._dependent_launch == "all" or (self._dependent_launch == "own" and after_ours)
 

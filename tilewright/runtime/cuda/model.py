@@ -38,7 +38,7 @@ class GpuPort(Port):
 
 
 class GpuModel(CompiledModel):
-    """As `CompiledModel`, on a GPU. Calls run on PyTorch's current stream and return before they are done, unless a
+    """Like `CompiledModel`, on a GPU. Calls run on PyTorch's current stream and return before they complete, unless a
     result is a NumPy array."""
 
     def __init__(
@@ -51,7 +51,7 @@ class GpuModel(CompiledModel):
         checker: Any = None,
         to_save: Callable[[], Sequence[GpuModel]] | None = None,
     ) -> None:
-        """`to_save`: makes what a file shall hold of it; None: what there is."""
+        """`to_save`: makes the variants for a file; None: the current one."""
         self.ordinal = ordinal
         self._to_save = to_save
         super().__init__(plan, constants, objects, checker=checker)
@@ -91,8 +91,8 @@ class GpuModel(CompiledModel):
         return results
 
     def saved(self) -> Sequence[CompiledModel]:
-        """What a library of the framework computes is planned again without it. For other cards there is a plan of what
-        all of them can do, as PTX."""
+        """The variants for a file: library calls are replanned without libraries, and for other GPUs there is a PTX
+        plan with their common features."""
         if self._to_save is not None:
             return self._to_save()
         if any(step.vendor is not None for step in self.plan.steps):

@@ -1,8 +1,8 @@
-"""Steps that a vendor's library computes: cuBLASLt as we call it ourselves, cuDNN and attention through the framework.
+"""Steps computed by vendor libraries: cuBLASLt directly, cuDNN and attention through PyTorch.
 
-A function of the framework returns memory of its own, which is the step's result wherever its elements lie in the order
-that the plan wants; in a captured graph that memory is the same in every run. Torch is looked up in `sys.modules`: who
-compiled such a plan has imported it.
+A PyTorch function returns newly allocated memory, which is used as the step's result if it has the plan's layout; in
+a captured graph that memory is the same in every run. Torch is looked up in `sys.modules`, because compiling such a
+plan has imported it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def loaded_torch() -> Any:
 
 
 class _Memory:
-    """Memory of a card as the framework takes it in."""
+    """GPU memory in the form that PyTorch accepts."""
 
     def __init__(self, address: int, size: int) -> None:
         self.__cuda_array_interface__ = {
@@ -54,7 +54,7 @@ class _Memory:
 
 
 def as_tensor(address: int, spec: TensorSpec, ordinal: int) -> Any:
-    """Memory of a card as a tensor of the framework: it stays where it is."""
+    """GPU memory as a PyTorch tensor, without a copy."""
     torch = loaded_torch()
     flat = torch.as_tensor(_Memory(address, spec.bytes), device=f"cuda:{ordinal}")
     return flat.view(torch_dtype(DType.parse(spec.dtype))).reshape(spec.shape)
@@ -72,9 +72,9 @@ class VendorStep:
         self._gemm = _prepared(self.call, info) if self.call.function == GEMM else None
 
     def run(self, addresses: Sequence[int], tensors: Sequence[Any], workspace: int, stream: int) -> Any:
-        """Start it on `stream`, which is the framework's current one. `tensors`: of each input the tensor that holds
-        it, where another library returned one. None where the result is at the last of the addresses; otherwise the
-        tensor that holds it."""
+        """Start it on `stream`, which is PyTorch's current one. `tensors`: for each input the tensor that holds it,
+        if another library returned one. Returns None if the result is at the last address, otherwise the tensor that
+        holds it."""
         if self._gemm is not None:
             order = [addresses[view.argument] for view in self.call.operands]
             self._gemm.start([*order, addresses[-1]], workspace, stream)
@@ -90,7 +90,7 @@ class VendorStep:
         held = tensors[view.argument]
         if held is not None:
             return held.as_strided(view.shape, view.strides, held.storage_offset() + view.offset)
-        # Made once: while a graph is captured the framework may not ask the driver what an address is.
+        # Made once: during graph capture PyTorch must not query an address.
         key = view, addresses[view.argument]
         if key not in self._made:
             spec = self._specs[view.argument]
@@ -148,7 +148,7 @@ def _conv_add_relu(torch: Any, tensors: Sequence[Any], options: dict[str, Any]) 
 
 
 def _searching(torch: Any, options: dict[str, Any]) -> Any:
-    """cuDNN measures its algorithms the first time it meets a convolution."""
+    """cuDNN measures its algorithms when it first meets a convolution."""
     rounded = bool(options.get("rounded"))
     return torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=rounded)
 
@@ -174,6 +174,6 @@ _FUNCTIONS: dict[str, _Function] = {
 
 
 def is_available() -> dict[str, bool]:
-    """Which libraries this process could call."""
+    """The libraries that this process could call."""
     torch = torch_module()
     return {"cublaslt": cublaslt.is_available(), "torch": torch is not None and torch.cuda.is_available()}

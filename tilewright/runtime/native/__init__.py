@@ -12,7 +12,7 @@ from typing import Any
 
 from tilewright.errors import TargetError
 
-# What a thread does in a waiting loop so that its core's other thread and its power budget are left alone.
+# The pause instruction of a spin loop, which spares the core's other hyperthread and its power budget.
 _RELAX = {
     "x86_64": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()"),
     "aarch64": ("declare void @llvm.aarch64.hint(i32)", "call void @llvm.aarch64.hint(i32 1)"),
@@ -89,7 +89,7 @@ class Slot(ctypes.Structure):
     )
 
 
-# The struct types of launch.ll, by the names they have there.
+# The struct types of launch.ll, under the same names.
 STRUCTS: dict[str, type[ctypes.Structure]] = {
     "place": NativePlace,
     "step": NativeStep,
@@ -108,7 +108,7 @@ class Native:
         from tilewright.runtime.loader import load_ir
 
         self._library = load_ir(source(), _ENTRY_POINTS)
-        # CFUNCTYPE releases the interpreter's lock around the call.
+        # CFUNCTYPE releases the GIL around the call.
         self.run: Any = ctypes.CFUNCTYPE(None, c_void_p, c_int64, c_int64)(self._library["tw_run"])
         self.relax: Any = ctypes.CFUNCTYPE(None, c_int64)(self._library["tw_relax"])
         self.pool_worker: Any = ctypes.CFUNCTYPE(None, c_void_p, c_int64, c_int64)(
@@ -117,7 +117,7 @@ class Native:
         self.launch_openmp = self._library["tw_launch_openmp"]
         self.launch_pool = self._library["tw_launch_pool"]
         self.clock = c_function("clock_gettime")
-        self.clock_id = 1 if platform.system() == "Linux" else 6  # CLOCK_MONOTONIC there and on macOS
+        self.clock_id = 1 if platform.system() == "Linux" else 6  # CLOCK_MONOTONIC on Linux and macOS
 
 
 def source() -> str:

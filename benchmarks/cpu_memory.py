@@ -5,9 +5,9 @@
     python benchmarks/cpu_memory.py --models resnet50,bert-base --json memory.json --markdown memory.md
     python benchmarks/cpu_memory.py --quick                            # one small model: does it work?
 
-`plan` is what ours says of itself: activations (the arena), and weights in the order in which kernels read them, which
-is the only copy. `resident` is what a process has more of after loading the model from its file and running it than
-before, inputs and libraries not counted; ours is loaded from a saved artifact, without torch.
+`plan` is the size of Tilewright's plan: activations (the arena), and weights in packed order, which is the only copy.
+`resident` is the growth of a process's memory from before loading the model's file to after running it, without inputs
+and libraries; Tilewright loads a saved artifact, without torch.
 """
 
 from __future__ import annotations

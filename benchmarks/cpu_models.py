@@ -3,7 +3,7 @@
 
     python benchmarks/cpu_models.py                                    # the six models of the README's table
     python benchmarks/cpu_models.py --models resnet50,gpt2 --threads 4 --markdown table.md --json results.json
-    python benchmarks/cpu_models.py --scaling --models resnet50,bert-base   # ours on one thread and on all of them
+    python benchmarks/cpu_models.py --scaling --models resnet50,bert-base   # Tilewright: all threads against one
     python benchmarks/cpu_models.py --small --rounds 1 --models resnet18 --systems torch-eager,ours   # does it work?
 
 One process per system. Rounds of turns are handed out with a pause after each turn; in its turn a system runs
@@ -72,7 +72,7 @@ class ModelResult:
         return min(baselines, key=lambda name: self.timings[name].median_ms, default=None)
 
     def speedup_over(self, baseline: str | None) -> float | None:
-        """How many times faster ours is; under 1, slower."""
+        """How many times faster Tilewright is; under 1, slower."""
         if baseline not in self.timings or OURS not in self.timings:
             return None
         return self.timings[baseline].median_ms / self.timings[OURS].median_ms
@@ -146,7 +146,7 @@ def measure(model: str, names: Sequence[str], options: argparse.Namespace, scrat
 
 
 def measure_scaling(model: str, options: argparse.Namespace, scratch: Path) -> float:
-    """How many times faster ours is on all threads than on one, alternating."""
+    """How many times faster Tilewright is on all threads than on one, interleaved."""
     folder = scratch / f"{model}-scaling"
     folder.mkdir()
     job = job_of(model, options, folder)
@@ -226,7 +226,7 @@ def means(results: Sequence[ModelResult]) -> str:
         for values, text in ((over_best, "the best baseline's speed"), (over_eager, "torch eager's"))
         if values
     ]
-    return "geometric mean of ours: " + ", ".join(parts) if parts else "no ratio to report"
+    return "geometric mean: " + ", ".join(parts) if parts else "no ratio to report"
 
 
 def aligned(cells: Sequence[str]) -> str:
@@ -272,9 +272,11 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--gap", type=float, default=0.25, metavar="S", help="pause after a turn (default: 0.25)"
     )
     parser.add_argument("--timeout", type=float, default=1800, metavar="S", help="for one answer of a system")
-    parser.add_argument("--effort", default="none", help="of ours: none, quick or full (default: none)")
-    parser.add_argument("--budget", type=float, metavar="S", help="of ours, for each model")
-    parser.add_argument("--scaling", action="store_true", help="only ours: all threads against one")
+    parser.add_argument(
+        "--effort", default="none", help="effort of Tilewright: none, quick or full (default: none)"
+    )
+    parser.add_argument("--budget", type=float, metavar="S", help="seconds of tuning for each model")
+    parser.add_argument("--scaling", action="store_true", help="only Tilewright: all threads against one")
     parser.add_argument("--small", action="store_true", help="reduced models and short turns: a smoke test")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here, after each model")
     parser.add_argument(
@@ -310,7 +312,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = [name for name in SYSTEMS if name in options.systems]
     fix_threads(options.threads)
     about = describe()
-    effort = "" if options.effort == "none" else f"ours with effort {options.effort}, "
+    effort = "" if options.effort == "none" else f"Tilewright with effort {options.effort}, "
     method = (
         f"fp32, batch {options.batch}, {options.threads} threads, {effort}median milliseconds over "
         f"{options.rounds} turns of about {options.turn:g} s, one process per system"

@@ -8,7 +8,7 @@
 One process per system, through its Python interface; weights are constant, and whoever can rearrange them beforehand
 may. The machine's own limit (a loop of FMAs, a sum over or a copy of a large array) takes turns like a
 system, so an efficiency compares figures of the same minutes. A figure is the median over all turns. Each section
-ends with what is asked of ours compared with what was reached. The exit status is 1 where a system failed.
+ends with the goals for Tilewright and what was reached. The exit status is 1 if a system failed.
 """
 
 from __future__ import annotations
@@ -238,8 +238,10 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--timeout", type=float, default=600, metavar="S", help="for one answer of a system")
     parser.add_argument("--seed", type=int, default=2024, help="of the random sizes (default: 2024)")
-    parser.add_argument("--effort", default="none", help="of ours: none, quick or full (default: none)")
-    parser.add_argument("--budget", type=float, metavar="S", help="of ours, for each operator")
+    parser.add_argument(
+        "--effort", default="none", help="effort of Tilewright: none, quick or full (default: none)"
+    )
+    parser.add_argument("--budget", type=float, metavar="S", help="seconds of tuning for each operator")
     parser.add_argument(
         "--quick", action="store_true", help="a few small sizes and short turns: a smoke test"
     )

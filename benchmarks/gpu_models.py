@@ -1,19 +1,18 @@
-"""Whole models on an NVIDIA GPU in half precision: ours compared with PyTorch's eager kernels in a CUDA graph,
-torch.compile with CUDA graphs and its max-autotune, from one run.
+"""Whole models on an NVIDIA GPU in half precision: Tilewright, PyTorch's eager kernels in a CUDA graph,
+torch.compile with CUDA graphs, and its max-autotune mode, in one run.
 
     python benchmarks/gpu_models.py                              all twelve rows
     python benchmarks/gpu_models.py --only resnet50 --batch 1    one of them
     python benchmarks/gpu_models.py --baselines eager max-autotune --effort none --json FILE --markdown FILE
-    python benchmarks/gpu_models.py --together FOLDER            a process for each row: baselines are compiled at the
-    same
-                                                                 time, ours and all timings come one after another
+    python benchmarks/gpu_models.py --together FOLDER            one process per row: baselines are compiled at the same
+                                                                 time; Tilewright and all timings run in sequence
 
-The systems alternate; a turn is a run of calls between two events of the card, long enough to be timed. A row says
-the medians, the ratio of the best baseline to ours with a 95% interval (bootstrap over turns), and the error of ours
-and of PyTorch against the same weights in float64. Ours begins with an empty cache and database, and is then compiled
-again from what it left there: a row has the seconds that the card spent on races, those of both compilations, and what
-the second one measured. PyTorch's convolutional networks have their channels last, which is what it
-is fastest with; ours takes the input as the model was written.
+The systems are interleaved; a turn is a series of calls between two CUDA events, long enough to be timed. A row has
+the medians, the speedup over the best baseline with a 95% interval (bootstrap over turns), and the errors of Tilewright
+and PyTorch against the same weights in float64. Tilewright starts with an empty cache and database, and is then
+compiled again from what it stored: a row has the seconds of GPU measurements, of both compilations, and the number of
+measurements in the second one. PyTorch's convolutional networks are channels-last, which is fastest for it; Tilewright
+takes the model unchanged.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class Row:
     model: str
     batch: int
     milliseconds: dict[str, float]
-    ratio: float  # of the best baseline to ours
+    ratio: float  # speedup over the best baseline
     interval: tuple[float, float]
     error: float
     eager_error: float
@@ -342,7 +341,7 @@ def main() -> None:
     parser.add_argument("--baselines", nargs="*", default=["eager", "compile"], choices=list(BASELINES))
     parser.add_argument("--effort", default="quick")
     parser.add_argument(
-        "--launches", action="store_true", help="time ours with each way to start kernels, too (JSON)"
+        "--launches", action="store_true", help="also time Tilewright with each launch method (JSON)"
     )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)

@@ -1,4 +1,4 @@
-"""Single operators on an NVIDIA GPU: ours compared with PyTorch's eager kernels and torch.compile, from one run.
+"""Single operators on an NVIDIA GPU: Tilewright, PyTorch's eager kernels and torch.compile, in one run.
 
     python benchmarks/gpu_ops.py                        every case
     python benchmarks/gpu_ops.py --only softmax transpose --json FILE --markdown FILE

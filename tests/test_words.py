@@ -58,7 +58,7 @@ def found() -> dict[str, dict[str, dict[str, str]]]:
         if path.endswith((".py", ".cuh", ".md", ".txt", ".ll")):
             for part in components(path):
                 result["files"].setdefault(part, {})[path] = path
-        if path.endswith(".md") and not path.startswith("benchmarks/results/"):
+        if path.endswith(".md"):
             result["documents"][(ROOT / path).read_text()] = {path: ""}
         if not path.endswith(".py"):
             continue

@@ -61,8 +61,8 @@ class Job(Files):
     batch: int
     threads: int
     folder: Path  # holds inputs.npz, reference.npz and, where somebody needs it, model.onnx
-    effort: str = "none"  # of ours
-    budget: float | None = None  # seconds, of ours
+    effort: str = "none"  # of Tilewright
+    budget: float | None = None  # seconds of tuning
 
     @property
     def inputs_file(self) -> Path:

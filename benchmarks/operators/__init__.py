@@ -1,5 +1,5 @@
 """Single operators for `cpu_ops.py`: what they are (`table.py`), at which sizes (`cases.py`), who computes them
-(`systems.py`), and what is asked of ours (`criteria.py`). The turns are those of `baselines`."""
+(`systems.py`), and the goals for Tilewright (`criteria.py`). The turns are those of `baselines`."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _least_speed(asked: str, wanted: float, results: Results) -> Criterion:
-    """Where all systems but ours do the FMAs of the definition, and at best as fast as the peak."""
+    """If all other systems do the FMAs of the definition, and at best as fast as the peak."""
     room = [value for result in results if (value := result.room) is not None]
     return Criterion(asked, wanted, _least(_speedups(results)), most=_least(room))
 

@@ -31,7 +31,7 @@ class OperatorResult:
 
     @property
     def efficiency(self) -> float | None:
-        """The share of the machine's limit that ours reaches."""
+        """The share of the machine's limit that Tilewright reaches."""
         rate = self.rate(OURS)
         return None if rate is None or not self.limit else rate / self.limit
 
@@ -42,7 +42,7 @@ class OperatorResult:
 
     @property
     def speedup(self) -> float | None:
-        """How many times faster ours is than the best baseline."""
+        """How many times faster Tilewright is than the best baseline."""
         return self._over(self.best_baseline)
 
     @property

@@ -1,4 +1,4 @@
-"""Foreign models into the graph IR, without optimisation. A framework is imported only when a model of it comes."""
+"""Convert foreign models to the graph IR, without optimisation. A framework is imported only for its own models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 
 
 def opened(model: Any) -> Any:
-    """The program in a file of torch.export.save (`.pt2`); anything else as it is."""
+    """The program in a file of torch.export.save (`.pt2`); other models unchanged."""
     if not isinstance(model, (str, os.PathLike)) or not os.fspath(model).endswith(".pt2"):
         return model
     try:
@@ -37,19 +37,20 @@ def opened(model: Any) -> Any:
     return load_program(model)
 
 
-# Elements of an input whose value may be fixed by `compile`: a shape, a sampling rate, a number of steps.
+# Maximum elements of an input whose value `compile` may fix: a shape, a sampling rate, a number of steps.
 MAX_PINNED = 64
 
 
 def import_model(model: Any, example_inputs: Any = None) -> ImportedModel:
-    """The model as a graph, by the frontend that knows its kind; one that is imported already, as it is.
+    """Import a model as a graph with the frontend for its kind; an imported model is returned unchanged.
 
-    Where the value of an input decides shapes in an ONNX model, it is fixed to that of the example (`pinned`)."""
+    If the value of an input decides shapes in an ONNX model, it is fixed to the example's value (`pinned`).
+    """
     if isinstance(model, ImportedModel):
         return model
     if isinstance(model, (str, os.PathLike)) or _is_onnx(model):
         return import_onnx(model, example_inputs, pin=True, pin_elements=MAX_PINNED)
-    if "torch" in sys.modules:  # as it is if the model is one of PyTorch's
+    if "torch" in sys.modules:  # unchanged if the model is a PyTorch model
         return import_torch(model, example_inputs)
     raise UnsupportedModelError(f"cannot import a {type(model).__module__}.{type(model).__qualname__}")
 

@@ -1,8 +1,7 @@
-"""What the converters of every frontend work with: a builder of nodes.
+"""The node builder that the converters of every frontend use.
 
-Methods leave out what does nothing (a cast to the same type, a reshape to the same shape), so that converters need no
-special cases. What a frontend adds of its own (how types are promoted, what is known of the result) is in its
-`Context`.
+Methods omit no-ops (a cast to the same type, a reshape to the same shape), so that converters need no special cases.
+Each frontend's `Context` adds what is specific to it (type promotion, knowledge of the result).
 """
 
 from __future__ import annotations
@@ -49,11 +48,11 @@ class GraphBuilder(ABC):
 
     @abstractmethod
     def stray(self, op: str, operand: Any) -> Exception:
-        """The error for an operand that is no node."""
+        """The error for an operand that is not a node."""
 
     @abstractmethod
     def arithmetic(self, op: str, *operands: Operand) -> Node:
-        """`op` on operands, of which some may be numbers, brought to one type."""
+        """`op` on operands, some of which may be numbers, converted to one type."""
 
     # -- nodes ---------------------------------------------------------------------------------------------------
 
@@ -85,7 +84,7 @@ class GraphBuilder(ABC):
         return x if x.dtype is dtype else self.emit("cast", x, dtype=dtype)
 
     def widen(self, x: Node) -> Node:
-        """16-bit floats as the f32 in which they are computed."""
+        """16-bit floats widened to f32 for arithmetic."""
         return self.cast(x, x.dtype.compute)
 
     def add(self, a: Operand, b: Operand) -> Node:
@@ -138,7 +137,7 @@ class GraphBuilder(ABC):
         return self.squeeze(self.slice_axis(x, axis, position, position + 1), axis)
 
     def concat(self, parts: Sequence[Node], axis: int) -> Node:
-        """The parts one after the other; empty ones are left out, except the last that remains."""
+        """Concatenate the parts; empty ones are omitted, except the last remaining one."""
         filled = [part for part in parts if part.shape[axis]] or list(parts[:1])
         return filled[0] if len(filled) == 1 else self.emit("concat", *filled, axis=axis)
 

@@ -1,4 +1,4 @@
-"""What a frontend gives: a graph, and how a call of the model maps to its inputs and outputs."""
+"""The result of a frontend: a graph, and the mapping from a call of the model to its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ class ImportedModel:
     input_names: tuple[str, ...]  # of the graph's inputs, in order
     input_tree: tree.Spec
     output_tree: tree.Spec
-    argument_names: tuple[str, ...]  # of the parameters of the model's call that can be given by name
-    # Inputs whose value the graph takes as fixed, by name: a call with another value needs another graph.
+    argument_names: tuple[str, ...]  # parameters of the model's call that can be passed by name
+    # Inputs whose value the graph assumes, by name: a call with another value needs another graph.
     pinned: Mapping[str, np.ndarray] = field(default_factory=dict)

@@ -1,7 +1,7 @@
-"""A model that is imported again for other shapes, and that its own means can run meanwhile.
+"""A model that can be imported again for other shapes, and run by its own framework meanwhile.
 
-`source_of(model)` gives a `ReimportSource`: of an nn.Module, which PyTorch can run, or of an ONNX model, which the
-oracle runs in NumPy. Both stand for the model as it was when they were made.
+`source_of(model)` returns a `ReimportSource`: for an nn.Module, which PyTorch can run, or for an ONNX model, which
+the oracle runs in NumPy. Both represent the model as it was when they were made.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class ReimportSource(Protocol):
     names: tuple[str, ...]  # of the arguments that can be given by name
 
     def import_for(self, arguments: Arguments) -> ImportedModel:
-        """The model for calls like this one."""
+        """Import the model for calls like this one."""
 
     def run(self, arguments: Arguments) -> Any:
-        """The result of a call, without compiling anything. Like a compiled model's: new tensors, torch's if any
+        """The result of a call without compiling anything; as with a compiled model, new tensors, torch's if any
         input is."""
 
 
@@ -66,7 +66,7 @@ class TorchSource:
         self.model = model
         self.names = export.argument_names(model)
         self._versions = self._found()
-        self._autocast = export.autocast_now()  # later shapes are computed as the first one was
+        self._autocast = export.autocast_now()  # later shapes use the same autocast as the first one
 
     def import_for(self, arguments: Arguments) -> ImportedModel:
         from tilewright.frontend.torch import export
@@ -113,7 +113,7 @@ class TorchSource:
         return [*self.model.parameters(), *self.model.buffers()]
 
     def _found(self) -> list[tuple[int, int]]:
-        """What the weights are, as far as PyTorch counts writes to them."""
+        """The state of the weights, as far as PyTorch counts writes to them."""
         return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in self._tensors()]
 
     def _check_unchanged(self) -> None:

@@ -1,4 +1,4 @@
-"""What the zoo has: names, sizes and inputs, without PyTorch. `registry.py` builds the models themselves."""
+"""The contents of the zoo: names, sizes and inputs, without PyTorch. `registry.py` builds the models."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Card:
-    """What a user chooses a model by."""
+    """A model's description for users."""
 
     name: str
     description: str

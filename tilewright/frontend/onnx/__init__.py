@@ -1,12 +1,12 @@
 """ONNX models as graphs: `import_onnx`.
 
-`load.py` brings a model into memory and refuses what is not sound, with `external.py` for data outside the file;
-`program.py` walks its graph. The `op_*` files hold the converters, one function per operator or family; `registry.py`
-is what a converter is, `context.py` what it works with.
+`load.py` reads and validates a model, with `external.py` for data outside the file; `program.py` converts its graph.
+The `op_*` files hold the converters, one function per operator or family; `registry.py` defines what a converter is,
+`context.py` the builder that it uses.
 
-What an operator needs to know when the graph is made (the target of a Reshape, the axes of a sum) is found by
-evaluating the part of the graph that computes it (`statics.py`). An operator without a converter whose standard defines
-it as a function of others is expanded into that function (`functions.py`).
+Values that must be known at import (the target of a Reshape, the axes of a sum) are found by evaluating the part of
+the graph that computes them (`statics.py`). An operator without a converter that the standard defines as a function
+is expanded (`functions.py`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a converter works with: the builder of nodes for the ONNX node that is being converted."""
+"""The node builder for the ONNX node that is being converted."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tilewright.support.budget import MAX_RANK, Budget
 
 Value = Any  # a Node, a list of values (a sequence), or None (an empty optional)
 
-# Elements of the tables of comparisons that scatter, sort and their like are written with.
+# Maximum elements of the comparison tables for scatter, sort and similar operators.
 MAX_TABLE = 1 << 26
 
-_FEW_OPERANDS = 16  # a node of more counts as several
-_PER_ELEMENT = 32  # bytes of a table while it is made: of 64 bits, with a few copies on the way
+_FEW_OPERANDS = 16  # a node with more counts as several
+_PER_ELEMENT = 32  # bytes per element while a table is made: 64 bits, with a few copies
 
 
 class Context(GraphBuilder):
@@ -70,12 +70,12 @@ class Context(GraphBuilder):
             self.budget.fits(size, f"{self.source}: a result of type {node.type!r}")
 
     def own(self, value: np.ndarray) -> Node:
-        """A constant of the model's own data, which was counted when it was read."""
+        """A constant from the model's own data, which was counted when it was read."""
         self.budget.count(1, str(self.source))
         return constant(value)
 
     def reserve(self, elements: int, what: str) -> None:
-        """Before a table of so many elements is computed for what the model says."""
+        """Announce a table of this many elements that the model requires."""
         self.budget.fits(_PER_ELEMENT * elements, f"{self.source}: {what}")
         self.budget.work(elements, f"{self.source}: {what}")
 
@@ -101,14 +101,14 @@ class Context(GraphBuilder):
         return values[0]
 
     def check_values(self, x: Node, least: int, most: int, what: str) -> None:
-        """Unsupported for whole numbers that the model fixes and that are not from `least` to `most`."""
+        """Raise Unsupported for integers fixed by the model that are outside `least` to `most`."""
         if x.type.size and self.statics.is_static(x):
             values = self.static(x)
             if values.min() < least or values.max() > most:
                 raise Unsupported(f"{what} from {values.min()} to {values.max()}: must be {least} to {most}")
 
     def ints_or(self, x: Node | None, attribute: Ints | None) -> tuple[int, ...] | None:
-        """What newer opsets give as an input and older ones as an attribute."""
+        """A value that newer opsets have as an input and older ones as an attribute."""
         if x is not None:
             return self.static_ints(x)
         return None if attribute is None else tuple(attribute)
@@ -149,12 +149,12 @@ class Context(GraphBuilder):
         return self.emit(op, x, axes=axes, keepdims=keepdims)
 
     def check_table(self, elements: int, what: str) -> None:
-        """For formulas that compare everything with everything."""
+        """Check the size of formulas that compare all elements with each other."""
         if elements > MAX_TABLE:
             raise Unsupported(f"{what} of this size: {elements} comparisons")
 
 
-# What a reduction over no elements gives.
+# The result of a reduction over no elements.
 _OF_NOTHING: dict[str, Number] = {"sum": 0, "prod": 1, "any": False, "all": True}
 
 _F = TypeVar("_F", bound=Callable[..., Node])
@@ -173,7 +173,7 @@ def widened(function: _F) -> _F:
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """An axis counted from either end as one counted from the start."""
+    """Normalise an axis that may be counted from the end."""
     if not -rank <= axis < rank:
         raise Unsupported(f"axis {axis} of a tensor of rank {rank}")
     return int(axis) + rank if axis < 0 else int(axis)
@@ -193,7 +193,7 @@ def distinct_axes(axes: Ints, rank: int) -> list[int]:
 
 
 def lowest(dtype: DType) -> Number:
-    """The least value of a type: what a maximum starts from."""
+    """The least value of a type, the initial value of a maximum."""
     if dtype is DType.BOOL:
         return False
     return -math.inf if dtype.is_float else int(np.iinfo(dtype.numpy).min)

@@ -1,7 +1,7 @@
-"""How large a model becomes when its functions are expanded, found before they are.
+"""Compute the expanded size of a model with functions, before expanding them.
 
 A function that calls another twice, which calls a third twice, and so on, is a file of kilobytes and a graph of
-billions of nodes. Nodes and bytes are therefore counted function by function, each once, before any is expanded.
+billions of nodes. So nodes and bytes are counted once per function before anything is expanded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tilewright.errors import ModelFileError
 from tilewright.support.budget import Budget
 
 Key = tuple[str, str, str]  # domain, name, overload
-_EXPANDED_COPIES = 3  # of the expanded model while it is made: the inliner's, as text, and ours
+_EXPANDED_COPIES = 3  # copies of the expanded model while it is made: the inliner's, as text, and the result
 
 
 @dataclass
@@ -33,7 +33,7 @@ def subgraphs(attribute: AttributeProto) -> list[onnx.GraphProto]:
 
 
 def check_expansion(model: onnx.ModelProto, budget: Budget) -> None:
-    """ModelSizeError for a model that is too large or nested too deep, its functions expanded; ModelFileError for
+    """Raise ModelSizeError if a model with expanded functions is too large or nested too deep; ModelFileError for
     functions that are defined twice or call themselves."""
     functions: dict[Key, onnx.FunctionProto] = {}
     for function in model.functions:
@@ -63,7 +63,8 @@ def _overload(proto: onnx.NodeProto | onnx.FunctionProto) -> str:
 def _measure(
     root: Key, functions: dict[Key, onnx.FunctionProto], known: dict[Key, _Size], budget: Budget
 ) -> None:
-    """Fills `known` for `root` and the functions that it calls, those first. No recursion: the depth is the model's."""
+    """Fill `known` for `root` and the functions that it calls, callees first. It does not recurse, because the model
+    decides the depth."""
     open_: set[Key] = set()
     stack = [root]
     while stack:
@@ -100,7 +101,7 @@ def _nodes(body: onnx.GraphProto | onnx.FunctionProto) -> Iterator[tuple[onnx.No
 
 
 def _total(body: onnx.GraphProto | onnx.FunctionProto, known: dict[Key, _Size], budget: Budget) -> _Size:
-    """The size of a body with its calls expanded. Numbers stop growing where they are far beyond any limit."""
+    """The size of a body with its calls expanded. Numbers saturate far beyond any limit."""
     total = _Size(0, sum(node.ByteSize() for node in body.node), 0)
     for node, depth in _nodes(body):
         callee = known.get(_key(node.domain, node.op_type, _overload(node)), _Size())

@@ -1,9 +1,9 @@
-"""Tensor data outside the model file, read safely.
+"""Read tensor data outside the model file safely.
 
-A location is a path inside the model's own folder and names a plain file of its own. Refused, each with its own words:
-an absolute path, a path with "..", a symbolic link anywhere on the way, a file with a second name (a hard link may
-reach what the folder does not hold), what is no plain file, and offsets or lengths that the file does not have.
-The file is opened once, without following links, and checked after opening: what was checked is what is read.
+A location must be the path of a plain file inside the model's own folder. Refused, each with its own message, are an
+absolute path, a path with "..", a symbolic link anywhere on the path, a file with a second name (a hard link may
+reach outside the folder), anything but a plain file, and offsets or lengths outside the file. The file is opened
+once, without following links, and checked after opening: what was checked is what is read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tilewright.support.budget import Budget
 
 
 class ExternalData:
-    """Reads the external tensors of a model that lies in `folder` (None: a model without a place on disk)."""
+    """Reads the external tensors of a model in `folder` (None: the model has no file)."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
@@ -28,7 +28,7 @@ class ExternalData:
         self._known: dict[tuple[str, int, int], np.ndarray] = {}
 
     def read(self, tensor: onnx.TensorProto, size: int, budget: Budget) -> np.ndarray:
-        """The `size` bytes of `tensor`: a copy, since what is mapped could still shrink under our hands."""
+        """The `size` bytes of `tensor`, copied, because a mapped file could still shrink."""
         entries = {entry.key: entry.value for entry in tensor.external_data}
         where = f"the data of {tensor.name!r}"
         if self.folder is None:
@@ -63,7 +63,7 @@ class ExternalData:
             return found
 
     def _open(self, location: str, where: str) -> int:
-        """A descriptor of the file; ExternalDataError for anything but a plain file in the model's folder."""
+        """Open the file; ExternalDataError for anything but a plain file in the model's folder."""
         assert self.folder is not None
         parts = Path(location).parts
         said = f"{where} is in {location!r}"

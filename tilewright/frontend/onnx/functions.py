@@ -1,4 +1,4 @@
-"""Operators that the standard itself defines as functions of others: their bodies."""
+"""The bodies of operators that the standard defines as functions of others."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def function_of(
 
 
 def contradiction(proto: onnx.NodeProto, opset: int, operands: Sequence[Any]) -> str | None:
-    """What the standard's own inference has against the shapes of the node's operands."""
+    """A conflict between the standard's shape inference and the shapes of the node's operands."""
     if not all(isinstance(operand, Node) for operand in operands if operand is not None):
         return None
     types = {name: _type_of(x) for name, x in zip(proto.input, operands, strict=False) if x is not None}
@@ -66,7 +66,7 @@ def _type_of(operand: Any) -> onnx.TypeProto:
 
 
 def bound(body: onnx.FunctionProto, proto: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-    """The nodes of a body with the attributes that they refer to filled in from the node that is expanded."""
+    """The nodes of a body, with referenced attributes filled in from the expanded node."""
     given = {attribute.name: attribute for attribute in proto.attribute}
     for attribute in body.attribute_proto:
         given.setdefault(attribute.name, attribute)

@@ -1,6 +1,6 @@
-"""A model in memory, sound enough to be walked: parsed, checked against the format's rules, local functions inlined.
+"""Load and validate a model: parse it, check it against the format's rules, and inline local functions.
 
-Nothing is allocated for what a model merely claims: files are measured before they are read, and the checker sees the
+Nothing is allocated for a model's claims alone: files are measured before they are read, and the checker sees the
 model without its tensors.
 """
 
@@ -23,19 +23,21 @@ from tilewright.frontend.onnx.wire import check_wire
 from tilewright.support.budget import MAX_NAME, Budget
 
 MAX_FILE_BYTES = (1 << 31) - 1  # protobuf's own limit; larger models keep their tensors in other files
-_CHECKED_COPIES = 4  # of a model without its initialisers while the checker has it, ours included
-UNKNOWN_OPERATOR = "No Op registered for"  # the checker's words for an operator that we name ourselves
+_CHECKED_COPIES = 4  # copies of a model without its initialisers during the check
+UNKNOWN_OPERATOR = (
+    "No Op registered for"  # the checker's message for an operator that Tilewright reports itself
+)
 
 
 @dataclass(frozen=True)
 class Loaded:
     model: onnx.ModelProto
-    folder: Path | None  # of the file that it came from
+    folder: Path | None  # the file's folder
     opsets: dict[str, int]
 
 
 def load(source: Any, budget: Budget | None = None) -> Loaded:
-    """The model, from a file or as it is. ModelFileError if it is not sound."""
+    """Load a model from a file, or validate one in memory. Raises ModelFileError if it is invalid."""
     if isinstance(source, Loaded):
         return source
     budget = budget or Budget.of_options()
@@ -98,7 +100,7 @@ def _check(model: onnx.ModelProto, budget: Budget) -> None:
     check_expansion(model, budget)
     for graph in (model.graph, *model.functions):
         for name in _names(graph):
-            if not isinstance(name, str):  # protobuf gives what is no text as bytes
+            if not isinstance(name, str):  # protobuf returns invalid text as bytes
                 raise ModelFileError("a name in the model is not text")
             if len(name) > MAX_NAME:
                 raise ModelSizeError(
@@ -116,7 +118,7 @@ def _check(model: onnx.ModelProto, budget: Budget) -> None:
 
 
 def _skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with its initialisers as inputs, of which the checker needs no data."""
+    """The model with its initialisers as inputs, whose data the checker does not need."""
     result = onnx.ModelProto(ir_version=max(model.ir_version, 4))
     result.opset_import.extend(model.opset_import)
     result.functions.extend(model.functions)

@@ -6,8 +6,8 @@ Bytes stay bytes up to the contraction, whose sums are exact in i32. Zero points
 
 which is the same number, as integers wrap around; for constant weights the sums of b are constants.
 
-`ctx.quantised` remembers of which bytes a float tensor was dequantised. A product of two such tensors is that of their
-bytes times the product of their scales: what the QDQ form of a quantised model means to say.
+`ctx.quantised` records the bytes that a float tensor was dequantised from. The product of two such tensors is the
+product of their bytes times that of their scales, which is the intent of the QDQ form of a quantised model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tilewright.graph.ir import Node
 
 Pairs = tuple[tuple[int, int], ...]
 
-MAX_TERMS = 1 << 15  # of two bytes each, whose sum i32 holds for certain
+MAX_TERMS = 1 << 15  # products of two bytes whose sum i32 certainly holds
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Quantised:
 
 
 def product(ctx: Context, a: Node, b: Node) -> Node:
-    """NumPy's matmul: vectors become matrices, and the axis that they got goes again."""
+    """NumPy's matmul: vectors become matrices, and the added axis is dropped again."""
     if not a.type.rank or not b.type.rank:
         raise Unsupported("a matmul with a single number")
     row, column = a.type.rank == 1, b.type.rank == 1
@@ -170,7 +170,7 @@ def one(ctx: Context, x: Node) -> Node:
 
 
 def present(ctx: Context, zero: Node | None) -> Node | None:
-    """The zero point as i32; None where it is known to be 0."""
+    """The zero point as i32; None if it is known to be 0."""
     if zero is None or (ctx.statics.is_static(zero) and not ctx.static(zero).any()):
         return None
     return ctx.cast(zero, DType.I32)
@@ -225,7 +225,7 @@ def same_kind(ctx: Context, a: Node, b: Node) -> tuple[Node, Node]:
 def integer_convolution(
     ctx: Context, x: Node, w: Node, x_zero: Node | None, w_zero: Node | None, window: WindowAttributes
 ) -> Node:
-    """Padding is of zero points, not of zeros."""
+    """Padding has the value of the zero point, not zero."""
     rank = x.type.rank - 2
     for zeros, channels in ((x_zero, 1), (w_zero, w.shape[0])):
         if zeros is not None and zeros.type.size not in (1, channels):
@@ -249,8 +249,8 @@ def integer_convolution(
 
 
 def signed_parts(ctx: Context, w: Node, q: Node | None, at_most: int) -> list[Node] | None:
-    """A weight less its zero point as a sum of byte tensors. It needs nine bits with its sign: where its values happen
-    to fit into eight it is one tensor, else two. None where it is not known, or takes more than `at_most`."""
+    """A weight minus its zero point as a sum of byte tensors. It needs nine bits including the sign: one tensor if
+    its values fit into eight bits, else two. None if it is unknown, or needs more than `at_most`."""
     if q is None:
         return [w] if is_byte(w) else None
     if not w.is_constant or not ctx.statics.is_static(q):
@@ -273,7 +273,7 @@ def added(ctx: Context, parts: Sequence[Node]) -> Node:
 
 
 def with_border(ctx: Context, x: Node, value: Node, padding: Pairs) -> Node:
-    """An image with `value`, a single number that need not be known, around it."""
+    """An image padded with `value`, a single number that need not be constant."""
     low, high = zip(*((0, 0), (0, 0), *padding), strict=True)
     if not any((*low, *high)):
         return x
@@ -288,7 +288,8 @@ def with_border(ctx: Context, x: Node, value: Node, padding: Pairs) -> Node:
 
 
 def quantised_matmul(ctx: Context, a: Node, b: Node, *, transposed: bool = False) -> Node | None:
-    """The product of two dequantised tensors by way of their bytes; None where they are none, or do not allow it."""
+    """The product of two dequantised tensors via their bytes; None if they are not dequantised, or do not
+    allow it."""
     left, right = ctx.quantised.get(a), ctx.quantised.get(b)
     if left is None or right is None or min(a.type.rank, b.type.rank) < 2 or a.shape[-1] > MAX_TERMS:
         return None
@@ -304,7 +305,7 @@ def quantised_matmul(ctx: Context, a: Node, b: Node, *, transposed: bool = False
 
 
 def quantised_convolution(ctx: Context, x: Node, w: Node, window: WindowAttributes) -> Node | None:
-    """The same of a convolution."""
+    """The same for a convolution."""
     left, right = ctx.quantised.get(x), ctx.quantised.get(w)
     if left is None or right is None or not left.whole or not right.along(0):
         return None

@@ -1,7 +1,8 @@
-"""The layer that an ONNX node belongs to, by the name that the model's author gave it.
+"""The layer of an ONNX node, by the name that the model's author gave it.
 
-Files have no layers, only names of nodes. PyTorch's exporters write the layer into them: the older one as
-`/layer1/layer1.0/conv1/Conv`, the newer one alongside the node, as a list of scopes. Other names are taken as they are.
+Files have no layers, only node names. PyTorch's exporters write the layer into them: the older one as
+`/layer1/layer1.0/conv1/Conv`, the newer one as a list of scopes in the node's metadata. Other names are used
+unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _NUMBERED = re.compile(r"_\d+$")
 
 
 def layer_of(proto: onnx.NodeProto) -> str:
-    """'layer1.0.conv1'; the node's own name, or else its result's, where nothing says more."""
+    """'layer1.0.conv1'; or the node's own name, or else its result's."""
     for entry in proto.metadata_props:
         if entry.key == _SCOPES:
             scopes = _listed(entry.value)
@@ -29,7 +30,8 @@ def layer_of(proto: onnx.NodeProto) -> str:
 
 
 def _joined(scopes: list[str]) -> str:
-    """Each scope is a layer's name within the one before it, or repeats that one's: `layer1`, `layer1.0`, `conv1`."""
+    """Each scope is a layer's name relative to the previous one, or repeats its prefix: `layer1`, `layer1.0`,
+    `conv1`."""
     path: list[str] = []
     for scope in scopes:
         if path and scope.startswith(f"{path[-1]}."):
@@ -39,7 +41,7 @@ def _joined(scopes: list[str]) -> str:
 
 
 def _listed(text: str) -> list[str]:
-    """A list of strings as Python writes it; any other text is none."""
+    """Parse a list of strings in Python syntax; None for other text."""
     try:
         found = ast.literal_eval(text) if len(text) < 10_000 else []
     except (ValueError, SyntaxError, MemoryError, RecursionError):

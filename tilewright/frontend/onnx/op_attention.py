@@ -1,4 +1,4 @@
-"""Attention: the common forms as the core's own operator; the rest by the standard's definition of it."""
+"""Attention: the common forms as Tilewright's operator, the rest by the standard's definition."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _heads(ctx: Context, x: Node, heads: int) -> Node:
 
 
 def _repeated(ctx: Context, x: Node, heads: int) -> Node:
-    """Every head of keys or values as often as queries share it."""
+    """Repeat every head of keys or values for the queries that share it."""
     batch, own, length, width = x.shape
     if own == heads:
         return x

@@ -98,8 +98,8 @@ def conv_transpose(
     output_shape: Ints | None = None,
     **attributes: Any,
 ) -> Node:
-    """Computed whole, without padding; what the pads take away is sliced off, and what is added beyond is zeros (and
-    the bias) that no window reaches."""
+    """Computed in full, without padding; then the pads are sliced off, and additional output padding is zeros (plus
+    the bias)."""
     window = WindowAttributes.of(attributes)
     rank = window.check(x, w)
     stride, dilation = window.stride(rank), window.dilation(rank)
@@ -168,7 +168,7 @@ def _transposed_padding(
 
 @converter("Einsum")
 def einsum(ctx: Context, *operands: Node, equation: str) -> Node:
-    """Pairwise, left to right: each pair is a matmul over the letters that nothing else needs."""
+    """Contract pairwise, left to right: each pair is a matmul over the letters that nothing else needs."""
     text = equation.replace(" ", "")
     left, arrow, right = text.partition("->")
     terms = left.split(",")
@@ -237,7 +237,7 @@ def _diagonals(ctx: Context, x: Node, labels: Labels) -> tuple[Node, Labels]:
 def _contract(
     ctx: Context, a: Node, a_labels: Labels, b: Node, b_labels: Labels, later: set[str | int]
 ) -> tuple[Node, Labels]:
-    """The product of two, summed over what is in both and needed by nobody later."""
+    """The product of two operands, summed over common letters that are not needed later."""
 
     def alone(x: Node, names: Labels, others: Labels) -> tuple[Node, Labels]:
         gone = [axis for axis, name in enumerate(names) if name not in others and name not in later]
@@ -277,7 +277,7 @@ def _contract(
 
 @converter("Det")
 def det(ctx: Context, x: Node) -> Node:
-    """By elimination with pivoting, unrolled: the matrices that models have are small."""
+    """By elimination with pivoting, unrolled, because models have small matrices."""
     size = x.shape[-1]
     if x.type.rank < 2 or x.shape[-2] != size or size > 16:
         raise Unsupported(f"matrices {list(x.shape[-2:])}: square ones of up to 16 rows")
@@ -289,7 +289,7 @@ def det(ctx: Context, x: Node) -> Node:
         column = ctx.reshape(ctx.slice_axis(rows, 2, 0, 1), (rows.shape[0], left))
         best = ctx.emit("argmax", ctx.emit("abs", column), axis=1, keepdims=True)
         slot = ctx.iota((rows.shape[0], left), 1)
-        # The pivot's row and the first change places.
+        # Swap the pivot's row with the first.
         source = ctx.select(
             ctx.compare("eq", slot, 0), best, ctx.select(ctx.compare("eq", slot, best), 0, slot)
         )

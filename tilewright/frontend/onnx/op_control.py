@@ -1,12 +1,12 @@
 """Control flow, unrolled.
 
-- `If` with a condition known when the model is compiled is one of its branches; otherwise both are computed and each
-  result is selected, which needs equal types. Where a branch cannot be computed for these shapes (a model for two
-  sampling rates has one of each), the condition must be known: the inputs that decide it are taken as fixed.
-- `Loop` and `Scan` run as often as they are known to when the model is compiled, as long as the budget of nodes lasts:
-  every iteration counts, even of a body without nodes. A Loop whose condition depends on the call runs its full trip
-  count, with what it carries kept once the condition is false; what it would collect per iteration then has no static
-  shape and is unsupported.
+- `If` with a condition known at compile time is one of its branches; otherwise both are computed and each result is
+  selected, which needs equal types. If a branch cannot be computed for these shapes (a model for two sampling rates
+  has one of each), the condition must be known: the inputs that decide it are pinned.
+- `Loop` and `Scan` are unrolled if their trip count is known at compile time, within the budget of nodes; every
+  iteration counts, even of an empty body. A Loop whose condition depends on the call runs its full trip count, with
+  what it carries kept once the condition is false; what it would collect per iteration then has no static shape and
+  is unsupported.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def if_(
 
 
 class _Differ(Exception):
-    """Two values that are not of one type, so that no select can choose between them."""
+    """Two values of different types, between which no select can choose."""
 
 
 def _selected(ctx: Context, condition: Node, a: Value, b: Value) -> Value:
@@ -156,7 +156,7 @@ def scan8(
     num_scan_inputs: int,
     directions: Ints | None = None,
 ) -> tuple[Node, ...]:
-    """Opset 8: everything has a batch axis in front, and every batch is scanned by itself."""
+    """Opset 8: everything has a leading batch axis, and every batch element is scanned separately."""
     if lengths is not None:
         raise Unsupported("sequences of different lengths")
     results = []

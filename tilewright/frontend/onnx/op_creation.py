@@ -1,4 +1,4 @@
-"""Operators that make tensors from nothing, or from sizes."""
+"""Operators that create tensors from sizes, or without operands."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def range_(ctx: Context, start: Node, limit: Node, delta: Node) -> Node:
     if step == 0:
         raise Unsupported("a step of 0")
     if isinstance(step, int):
-        count = -((first - last) // step)  # exact, where a quotient of floats is not
+        count = -((first - last) // step)  # exact, unlike a quotient of floats
     else:
         quotient = (last - first) / step
         if not math.isfinite(quotient):

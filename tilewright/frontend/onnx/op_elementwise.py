@@ -17,7 +17,7 @@ from tilewright.frontend.onnx.registry import converter
 from tilewright.frontend.onnx.types import dtype_of
 from tilewright.graph.ir import Node
 
-# ONNX's name -> ours, where both mean the same.
+# ONNX's name -> Tilewright's, if both mean the same.
 UNARY = {
     "Abs": "abs",
     "BitwiseNot": "bitwise_not",
@@ -121,7 +121,7 @@ def div(ctx: Context, a: Node, b: Node, *, axis: int | None = None, broadcast: i
     b = aligned(ctx, a, b, axis, broadcast)
     if a.dtype.is_float:
         return ctx.emit("div", a, b)
-    # Integers round towards 0: with the remainder of the dividend's sign taken off, nothing is left to round.
+    # Integers round towards 0: subtracting the remainder first makes the division exact.
     return ctx.emit("floordiv", ctx.sub(a, ctx.emit("fmod", a, b)), b)
 
 
@@ -140,7 +140,7 @@ def pow(ctx: Context, base: Node, exponent: Node, *, axis: int | None = None, br
         return ctx.cast(ctx.emit("pow", wide, ctx.cast(exponent, wide.dtype)), base.dtype)
     if exponent.dtype.is_float:
         power = ctx.emit("pow", ctx.cast(base, DType.F64), ctx.cast(exponent, DType.F64))
-        whole = ctx.emit("round", power)  # a whole power may come out one rounding below the whole number
+        whole = ctx.emit("round", power)  # a power may come out one rounding below the exact integer
         close = ctx.compare(
             "le", ctx.emit("abs", ctx.sub(power, whole)), ctx.mul(ctx.emit("abs", whole), 1e-12)
         )
@@ -169,7 +169,7 @@ def _integer_power(ctx: Context, base: Node, exponent: Node) -> Node:
 
 @converter("BitShift")
 def bit_shift(ctx: Context, x: Node, count: Node, *, direction: str) -> Node:
-    """By as many places as the type has, or by a negative number: all bits are shifted out, and what comes in stays."""
+    """A shift by at least the type's width, or by a negative number, shifts all bits out."""
     width = 8 * x.dtype.bytes
     legal = ctx.compare("lt", count, width)
     if x.dtype is not DType.U8:
@@ -223,7 +223,7 @@ def _leg(ctx: Context, x: Node) -> Node:
 
 
 def _with_sign(ctx: Context, x: Node, formula: Callable[[Node], Node]) -> Node:
-    """An odd function, from its formula for values that are not negative."""
+    """An odd function, from its formula for non-negative values."""
     value = formula(ctx.emit("abs", x))
     return ctx.select(ctx.compare("lt", x, 0), ctx.emit("neg", value), value)
 

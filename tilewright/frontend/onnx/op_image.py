@@ -20,7 +20,7 @@ from tilewright.graph.ir import Node
 
 @dataclass(frozen=True)
 class Sampling:
-    """How places of the result map to places of the operand, and what is read there."""
+    """How positions of the result map to positions of the operand, and what is read there."""
 
     mode: str
     coordinates: str
@@ -31,7 +31,7 @@ class Sampling:
 
 
 def positions(extent: int, size: int, scale: float, coordinates: str, roi: tuple[float, float]) -> np.ndarray:
-    """Where every element of an axis of `size` lies on the operand's axis of `extent`."""
+    """The position of every element of an axis of `size` on the operand's axis of `extent`."""
     coords = np.arange(size, dtype=np.float64)
     width = scale * extent
     if coordinates == "align_corners":
@@ -77,7 +77,7 @@ def cubic(distance: np.ndarray, a: float) -> np.ndarray:
 
 
 def weights(coords: np.ndarray, extent: int, scale: float, sampling: Sampling) -> np.ndarray:
-    """A row of weights over the operand's axis for every place."""
+    """A row of weights over the operand's axis for every position."""
     support = 1 if sampling.mode == "linear" else 2
     shrink = min(scale, 1.0) if sampling.antialias else 1.0
     first = math.floor(-support / shrink) + 1
@@ -122,7 +122,7 @@ def resized(
     roi: Sequence[float] | None = None,
     axes: Sequence[int] = (),
 ) -> Node:
-    """`x` with its `axes` resampled to `sizes`, by `scales`, which need not be the quotients of the extents."""
+    """`x` with its `axes` resampled to `sizes`, by `scales`, which may differ from the ratios of the extents."""
     sampling = Sampling(mode, coordinates, nearest_mode, cubic_a, antialias, exclude_outside)
     if mode not in ("nearest", "linear", "cubic"):
         raise Unsupported(f"the mode {mode}")

@@ -1,8 +1,8 @@
 """Gathering, scattering and ordering elements.
 
-Scatters and orderings compare everything with everything: a table of positions against indices. That needs nothing but
-comparisons and reductions, and suits the small tensors that models scatter and sort; larger ones are refused. A scatter
-whose indices are known is a gather: which update an element gets is found when the model is imported.
+Scatters and orderings compare all positions with all indices. That needs only comparisons and reductions, and suits
+the small tensors that models scatter and sort; larger ones are refused. A scatter with constant indices becomes a
+gather, computed at import.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tilewright.graph.ir import Node
 
 
 def _check_range(indices: Node, extent: int) -> None:
-    """Unsupported for indices that the model fixes and that its own axis does not have."""
+    """Raise Unsupported for constant indices that are out of range."""
     if indices.data is not None and indices.data.size:
         least, most = int(indices.data.min()), int(indices.data.max())
         if least < -extent or most >= extent:
@@ -30,7 +30,7 @@ def _check_range(indices: Node, extent: int) -> None:
 
 
 def _check_tuples(indices: Node, extents: tuple[int, ...]) -> None:
-    """The same of index tuples, which are the last axis."""
+    """The same for index tuples, which are the last axis."""
     if indices.data is not None and indices.data.size:
         limits = np.array(extents)
         if (indices.data < -limits).any() or (indices.data >= limits).any():
@@ -80,7 +80,7 @@ def flat_positions(ctx: Context, indices: Node, extents: tuple[int, ...]) -> Nod
 # -- scattering -------------------------------------------------------------------------------------------------------
 
 _COMBINE: dict[str, tuple[str, str, Callable[[DType], int | float | bool]]] = {
-    # reduction: (over the updates of one place, with what was there, what changes nothing)
+    # reduction: (over the updates of one element, with the previous value, neutral element)
     "add": ("sum", "add", lambda dtype: 0),
     "mul": ("prod", "mul", lambda dtype: 1),
     "max": ("amax", "maximum", lowest),
@@ -91,8 +91,8 @@ _COMBINE: dict[str, tuple[str, str, Callable[[DType], int | float | bool]]] = {
 def scattered(
     ctx: Context, data: Node, indices: Node, updates: Node, axis: int, reduction: str = "none"
 ) -> Node:
-    """`data` with `updates` at `indices` along `axis`. All have one rank, indices and updates one shape, of which no
-    extent but that of `axis` is larger than the data's. Of several updates for one place the last one stands."""
+    """`data` with `updates` at `indices` along `axis`. All have one rank; indices and updates have one shape, whose
+    extents except that of `axis` are at most the data's. Of several updates of one element the last one wins."""
     count, extent = indices.shape[axis], data.shape[axis]
     if not indices.type.size:
         return data
@@ -126,7 +126,7 @@ def scattered(
 
 
 def last_updates(indices: np.ndarray, shape: tuple[int, ...], axis: int) -> np.ndarray:
-    """For every element of a tensor of `shape` the number of the last update that `indices` put there, or -1."""
+    """For every element of a tensor of `shape`, the number of the last update at it, or -1."""
     if any(n > m for d, (n, m) in enumerate(zip(indices.shape, shape, strict=True)) if d != axis):
         raise Unsupported(f"indices of shape {list(indices.shape)} for {list(shape)}")
     positions: list[np.ndarray] = list(np.indices(indices.shape, sparse=True))
@@ -202,7 +202,8 @@ def tensor_scatter(
     axis: int = -2,
     mode: str = "linear",
 ) -> Node:
-    """A cache with `update` written along `axis` from a position of each batch on, round and round if circular."""
+    """A cache with `update` written along `axis` from each batch element's position on, wrapping around if
+    circular."""
     axis = axis_of(axis, past.type.rank)
     length, extent = update.shape[axis], past.shape[axis]
     start = (
@@ -225,7 +226,7 @@ def tensor_scatter(
 
 
 def ordered(ctx: Context, x: Node, axis: int, count: int, *, largest: bool) -> tuple[Node, Node]:
-    """The first `count` of the elements along `axis` in order, and where they were; of equals the first comes first."""
+    """The first `count` elements along `axis` in order, and their indices; ties keep their order."""
     rank, extent = x.type.rank, x.shape[axis]
     if not 0 <= count <= extent:
         raise Unsupported(f"{count} elements of an axis of {extent}")

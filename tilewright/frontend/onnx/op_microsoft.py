@@ -1,7 +1,7 @@
-"""Operators of ONNX Runtime's own domain, com.microsoft: what its quantiser and its optimiser write into models.
+"""Operators of ONNX Runtime's own domain, com.microsoft, which its quantiser and optimiser write into models.
 
-Quantised ones compute what the standard's operators compute that they were joined from: bytes become floats, and the
-result bytes again; sums of products of bytes stay exact. The fused ones are their parts.
+Quantised operators compute the same as the standard operators that they were fused from: bytes become floats, and the
+result bytes again; sums of byte products stay exact. Fused operators are expanded.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ def qlinear_global_average_pool(
     *,
     channels_last: int = 0,
 ) -> Node:
-    """The sum of an image is exact; its size is part of the factor between the scales."""
+    """The sum of an image is exact; its size is part of the scale factor."""
     axes = tuple(range(1, x.type.rank - 1)) if channels_last else tuple(range(2, x.type.rank))
     count = int(np.prod([x.shape[axis] for axis in axes], dtype=np.int64))
     total = ctx.reduce("sum", ctx.cast(x, DType.I32), axes, True)
@@ -424,7 +424,7 @@ def embed_layer_normalization(
     epsilon: float = 1e-12,
     mask_index_type: int = 1,
 ) -> tuple[Any, ...]:
-    """(normalised sum of the embeddings, number of tokens that the mask leaves, sum of the embeddings)."""
+    """(normalised sum of the embeddings, number of unmasked tokens, sum of the embeddings)."""
     batch, length = ids.shape
     slots = np.arange(length) if position_ids is None else position_ids
     total = ctx.add(ctx.take(words, ids, 0), ctx.take(positions, slots, 0))
@@ -452,7 +452,7 @@ def attention(
     mask_filter_value: float = -10000.0,
     qkv_hidden_sizes: Sequence[int] | None = None,
 ) -> Node:
-    """Queries, keys and values by one product with [inputs, 3 * hidden], then attention per head."""
+    """Compute queries, keys and values by one product with [inputs, 3 * hidden], then attention per head."""
     if past is not None or ctx.wants(1) or (qkv_hidden_sizes and len(set(qkv_hidden_sizes)) > 1):
         raise Unsupported("keys and values of earlier calls, or of another width")
     batch, length, _ = x.shape
@@ -478,7 +478,8 @@ def attention(
 
 
 def _hidden_keys(ctx: Context, mask_index: Node, batch: int, length: int) -> Node:
-    """Where no attention is, [batch, 1, 1 or queries, keys]: from how many keys count, or from a mask of them."""
+    """Where attention is masked, [batch, 1, 1 or queries, keys]: from the number of valid keys, or from a mask of
+    them."""
     if mask_index.shape == (batch,):
         counts = ctx.reshape(ctx.cast(mask_index, DType.I64), (batch, 1, 1, 1))
         return ctx.compare("ge", ctx.iota((batch, 1, 1, length), 3), counts)

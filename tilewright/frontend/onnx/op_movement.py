@@ -32,7 +32,7 @@ def reshape(
 
 
 def resolved_shape(old: tuple[int, ...], wanted: Ints, allow_zero: bool) -> tuple[int, ...]:
-    """The shape with its -1 found and its 0s copied."""
+    """The shape with its -1 resolved and its 0s copied."""
     extents = []
     for axis, extent in enumerate(wanted):
         if extent == 0 and not allow_zero:
@@ -232,7 +232,7 @@ def _pad_constant(
         raise Unsupported(f"a constant_value {value_input.type!r}: must be one number")
     try:
         return ctx.pad(x, low, high, ctx.static(value_input, pin=False).reshape(-1)[0].item())
-    except NotStatic:  # the value comes with the call
+    except NotStatic:  # the value depends on the call
         inside = ctx.pad(ctx.full(True, DType.BOOL, x.shape), low, high, False)
         return ctx.select(inside, ctx.pad(x, low, high, 0), ctx.reshape(value_input, ()))
 
@@ -297,7 +297,7 @@ def trilu(ctx: Context, x: Node, k: Node | None = None, *, upper: int = 1) -> No
 def reverse_sequence(
     ctx: Context, x: Node, lengths: Node, *, batch_axis: int = 1, time_axis: int = 0
 ) -> Node:
-    """The first `lengths[b]` elements along the time axis in reverse order, the rest as they are."""
+    """Reverse the first `lengths[b]` elements along the time axis and keep the rest."""
     rank = x.type.rank
     batch_axis, time_axis = axis_of(batch_axis, rank), axis_of(time_axis, rank)
     if sorted((batch_axis, time_axis)) != [0, 1] or lengths.shape != (x.shape[batch_axis],):

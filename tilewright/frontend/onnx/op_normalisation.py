@@ -1,4 +1,4 @@
-"""Normalisations. What the standard defines as a function and the core has no operator for is left to that function."""
+"""Normalisations. Those that the standard defines as a function, and Tilewright has no operator for, are expanded."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Quantised arithmetic. Contractions of bytes accumulate exactly in i32; only the rescaling is in floats.
 
-A product of two dequantised tensors (the QDQ form) is taken of the bytes too, see `matmuls.py`.
+The product of two dequantised tensors (the QDQ form) is computed from the bytes too, see `matmuls.py`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LEVELS = 255  # between the least and the largest byte
 
 
 def _per_axis(ctx: Context, parameter: Node, x: Node, axis: int, block_size: int) -> Node:
-    """A scale or zero point in a shape that broadcasts against x: of one number, one per slice, or one per block."""
+    """A scale or zero point in a shape that broadcasts against x: one number, one per slice, or one per block."""
     if parameter.type.size == 1 and not block_size:
         return ctx.reshape(parameter, ())
     axis = axis_of(axis, x.type.rank)
@@ -79,7 +79,7 @@ def quantize_linear(
 
 
 def rounded(ctx: Context, ratio: Node, zero: Node | None, dtype: DType) -> Node:
-    """Rounded to the nearest whole number (halves to even), moved by the zero point, and kept in range."""
+    """Round to the nearest integer (halves to even), add the zero point, and clamp to the type."""
     if not dtype.is_integer:
         raise Unsupported(f"quantisation to {dtype.short}")
     whole = ctx.emit("round", ratio)
@@ -92,8 +92,8 @@ def rounded(ctx: Context, ratio: Node, zero: Node | None, dtype: DType) -> Node:
 
 @converter("DynamicQuantizeLinear")
 def dynamic_quantize_linear(ctx: Context, x: Node) -> tuple[Node, Node, Node]:
-    """(y, scale, zero point), as ONNX Runtime computes them: a tensor of zeros has the scale 1, where the standard's
-    own definition divides 0 by 0."""
+    """(y, scale, zero point), as ONNX Runtime computes them: a zero tensor has the scale 1, where the standard's own
+    definition divides 0 by 0."""
     axes = tuple(range(x.type.rank))
     low = ctx.emit("minimum", ctx.reduce("amin", x, axes, False), ctx.full(0, x.dtype))
     high = ctx.emit("maximum", ctx.reduce("amax", x, axes, False), ctx.full(0, x.dtype))

@@ -1,6 +1,6 @@
 """RNN, GRU and LSTM, unrolled over time.
 
-What does not depend on the step before (the input times its weights) is one matmul over all steps.
+The products of the inputs with their weights, which do not depend on earlier steps, are one matmul over all steps.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def activation(ctx: Context, name: str, alpha: float | None, beta: float | None)
 
 @dataclass(frozen=True)
 class Cell:
-    """One direction of a recurrent layer: what it does at a step."""
+    """One direction of a recurrent layer: its computation at a step."""
 
     feed: Callable[[Node], Node]  # the inputs [time, batch, inputs] times their weights
     step: Callable[
         [Node, State], State
-    ]  # (input times weight, state) -> state; the first of it is the output
+    ]  # (input times weight, state) -> state, whose first part is the output
 
 
 def run(
@@ -68,7 +68,7 @@ def run(
         new = cell.step(ctx.index_axis(fed, 0, time), state)
         output = new[0]
         if lengths is not None:
-            # Behind the end of a sequence nothing changes, and the output is 0.
+            # After the end of a sequence the state is kept, and the output is 0.
             active = ctx.reshape(ctx.compare("gt", lengths, time), (x.shape[1], 1))
             new = [ctx.select(active, value, old) for value, old in zip(new, state, strict=True)]
             output = ctx.select(active, output, 0)
@@ -85,7 +85,7 @@ def recurrent(
     direction: str,
     layout: int,
 ) -> tuple[Node, ...]:
-    """(Y, and every last state) in the standard's layout. `x` is [time, batch, inputs] already."""
+    """(Y, and every last state) in the standard's layout. `x` is already [time, batch, inputs]."""
     if lengths is not None:
         lengths = ctx.cast(lengths, DType.I64)
         if ctx.statics.is_static(lengths) and bool(np.all(ctx.static(lengths) >= x.shape[0])):
@@ -103,7 +103,7 @@ def recurrent(
 
 @dataclass(frozen=True)
 class Layer:
-    """The operands of a layer, taken apart by direction."""
+    """The operands of a layer, split by direction."""
 
     directions: int
     hidden: int
@@ -132,7 +132,7 @@ def layer_of(
     lengths: Node | None,
     states: Sequence[Node | None],
 ) -> Layer:
-    """The layer, whose operands must have the shapes that its number of gates and its weights imply."""
+    """The layer; its operands must have the shapes that its number of gates and its weights imply."""
     expected = 2 if direction == "bidirectional" else 1
     if x.type.rank != 3:
         raise Unsupported(f"{x.type!r}: must be time, batch and inputs")
@@ -332,7 +332,7 @@ def lstm(
 
 @dataclass(frozen=True)
 class LstmParameters:
-    """What an LSTM has alongside its weights and activations."""
+    """Parameters of an LSTM besides its weights and activations."""
 
     bias: Node | None
     peepholes: Node | None

@@ -63,7 +63,7 @@ def extreme_of(op: str) -> Formula:
 
 
 def log_sum_exp(ctx: Context, x: Node, axes: tuple[int, ...], keepdims: bool) -> Node:
-    """With the greatest taken off, if it is finite: nothing overflows."""
+    """With the maximum subtracted, if it is finite, so that nothing overflows."""
     x = x if x.dtype.is_float else ctx.cast(x, DType.F64)
     if any(x.shape[axis] == 0 for axis in axes):
         return ctx.emit("log", ctx.reduce("sum", ctx.emit("exp", x), axes, keepdims))
@@ -161,7 +161,7 @@ def _running(
 
 
 def _rowwise(name: str, formula: Callable[[Context, Node, int], Node]) -> None:
-    """Along one axis; before opset 13, along all axes from `axis` on as if they were one."""
+    """Along one axis; before opset 13, along all axes from `axis` on, flattened."""
 
     @converter(name, since=13)
     def convert(ctx: Context, x: Node, *, axis: int = -1) -> Node:
@@ -187,7 +187,7 @@ _rowwise("Hardmax", hardmax)
 @converter("LpNormalization")
 @widened
 def lp_normalization(ctx: Context, x: Node, *, axis: int = -1, p: int = 2) -> Node:
-    """A row of zeros stays one."""
+    """A row of zeros stays zero."""
     axes = (axis_of(axis, x.type.rank),)
     if p not in (1, 2):
         raise Unsupported(f"the norm p = {p}")

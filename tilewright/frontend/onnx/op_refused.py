@@ -1,4 +1,4 @@
-"""Operators that are known and not supported, each for its reason."""
+"""Known but unsupported operators, each with a reason."""
 
 from __future__ import annotations
 

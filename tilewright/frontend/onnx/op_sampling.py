@@ -1,6 +1,6 @@
 """Operators that read a tensor at computed coordinates: grid_sample, roi_align, deformable convolution; and col2im.
 
-Places become positions in the flattened image, and every reading is one `take` of rows of channels.
+Coordinates become positions in the flattened image, and every access is one `take` of rows of channels.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def rows_of(ctx: Context, x: Node) -> Node:
 
 
 def read(ctx: Context, rows: Node, extents: Ints, batch: Node, position: Sequence[Node]) -> Node:
-    """Rows of channels at whole-numbered places (floats, clamped into the image) of the images that `batch` names."""
+    """Rows of channels at integer coordinates (floats, clamped to the image) of the images given by `batch`."""
     flat = batch
     for coordinate, extent in zip(position, extents, strict=True):
         inside = ctx.emit("clamp", coordinate, min=0.0, max=float(extent - 1))
@@ -43,7 +43,7 @@ def batch_numbers(ctx: Context, shape: Ints) -> Node:
 
 
 def _reflected(ctx: Context, position: Node, low: float, high: float) -> Node:
-    """Folded back at the borders until it is between them."""
+    """Reflect at the borders until the coordinate is between them."""
     span = high - low
     if span <= 0:
         return ctx.full(low, position.dtype, position.shape)
@@ -56,7 +56,7 @@ _CUBIC_A = -0.75
 
 
 def _taps(ctx: Context, position: Node, mode: str) -> list[tuple[Node, Node | None]]:
-    """(whole-numbered place, weight) of the elements that are summed along one axis."""
+    """(integer coordinate, weight) of the elements that are summed along one axis."""
     if mode == "nearest":
         return [(position, None)]
     floor = ctx.emit("floor", position)
@@ -245,7 +245,7 @@ def roi_align(
 def _bilinear_terms(
     ctx: Context, rows: Node, extents: Ints, batch: Node, positions: tuple[Node, Node]
 ) -> list[Node]:
-    """The four weighted neighbours of every place; 0 for a place more than one element outside."""
+    """The four weighted neighbours of every coordinate; 0 if it is more than one element outside."""
     valid: Node | None = None
     taps: list[list[tuple[Node, Node]]] = []
     for position, extent in zip(positions, extents, strict=True):
@@ -315,7 +315,7 @@ def deform_conv(
         grid = across.reshape(-1, 1, 1) + along
         moved = ctx.index_axis(moves, 3, axis)
         positions.append(ctx.add(moved, ctx.constant(grid.astype(moved.dtype.numpy))))
-    # Every group of channels has its own images: the group counts as part of the batch.
+    # Every group of channels has its own images: the group is part of the batch.
     inner = channels // offset_group
     images = ctx.reshape(ctx.widen(x), (batch * offset_group, inner, *extents))
     number = ctx.add(ctx.mul(ctx.iota(shape, 0), offset_group), ctx.iota(shape, 1))
@@ -347,7 +347,7 @@ def col2im(
     pads: Ints | None = None,
     strides: Ints | None = None,
 ) -> Node:
-    """Blocks added up where they overlap: for every position in the block, its image with gaps between, shifted."""
+    """Add blocks where they overlap: for every position in the block, its spaced and shifted image."""
     extents, block = ctx.static_ints(image_shape), ctx.static_ints(block_shape)
     rank = len(extents)
     stride, dilation = ones(strides, rank), ones(dilations, rank)

@@ -1,4 +1,4 @@
-"""Sequences and optionals: lists of values, and values or None, while the graph is made. Nothing of them is left."""
+"""Sequences and optionals exist only at import, as lists and None. Nothing of them remains in the graph."""
 
 from __future__ import annotations
 

@@ -9,11 +9,11 @@ from tilewright.frontend.onnx.context import Context, axis_of
 from tilewright.frontend.onnx.registry import converter
 from tilewright.graph.ir import Node
 
-MAX_LENGTH = 4096  # of a transform: the matrix has the square of it
+MAX_LENGTH = 4096  # of a transform: the matrix has its square
 
 
 def _parts(ctx: Context, x: Node) -> tuple[Node, Node | None]:
-    """The real and the imaginary part, which lie along the last axis; no imaginary one of a real signal."""
+    """The real and imaginary parts along the last axis; a real signal has no imaginary part."""
     last = x.type.rank - 1
     if x.shape[last] == 1:
         return ctx.squeeze(x, last), None
@@ -23,7 +23,7 @@ def _parts(ctx: Context, x: Node) -> tuple[Node, Node | None]:
 
 
 def _fitted(ctx: Context, x: Node, axis: int, length: int) -> Node:
-    """Cut, or filled with zeros, to `length` along `axis`."""
+    """Truncate or zero-pad to `length` along `axis`."""
     if x.shape[axis] >= length:
         return ctx.slice_axis(x, axis, 0, length)
     high = [0] * x.type.rank
@@ -41,7 +41,7 @@ def _along(ctx: Context, x: Node, axis: int, matrix: np.ndarray) -> Node:
 def transformed(
     ctx: Context, x: Node, axis: int, length: int, *, inverse: bool = False, onesided: bool = False
 ) -> Node:
-    """The transform of x [..., 1 or 2] along `axis`, as [..., 2]; of one half of it and back, [..., 1]."""
+    """The transform of x [..., 1 or 2] along `axis`, as [..., 2]; from one half back to a real signal, [..., 1]."""
     if not 1 <= length <= MAX_LENGTH:
         raise Unsupported(f"a transform of length {length}: 1 to {MAX_LENGTH}")
     ctx.reserve(4 * length * length, f"the matrices of a transform of length {length}")
@@ -52,7 +52,7 @@ def transformed(
         real = _fitted(ctx, real, axis, half)
         k, n = np.arange(half), np.arange(length)
         turn = 2 * np.pi * np.outer(n, k) / length
-        # All but the first frequency, and the middle one of an even length, stand for two.
+        # All frequencies except the first, and the middle one of an even length, count twice.
         twice = np.where((k == 0) | ((length % 2 == 0) & (k == length // 2)), 1, 2) / length
         result = _along(ctx, real, axis, np.cos(turn) * twice)
         if imaginary is not None:

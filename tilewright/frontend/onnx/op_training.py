@@ -1,4 +1,4 @@
-"""Optimiser steps of the training preview, each a formula over every tensor that it updates."""
+"""Optimiser steps of the training preview, each a formula applied to every tensor."""
 
 from __future__ import annotations
 

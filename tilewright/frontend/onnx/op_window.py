@@ -1,7 +1,7 @@
 """Pooling.
 
-What the core's windows cannot say (uneven padding, windows that hang over the end) is padded first, with what never
-wins a maximum and with zeros in a sum; averages are sums divided by counts known when the model is compiled.
+Windows that Tilewright's operator cannot express (uneven padding, overhanging windows) are padded first, with the
+lowest value for a maximum and zeros for a sum; averages are sums divided by counts known at compile time.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tilewright.graph.ir import Node
 
 @dataclass(frozen=True)
 class PoolAttributes:
-    """Where the windows of a pooling operator lie on its input."""
+    """The windows of a pooling operator on its input."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
-    declared: Pairs  # padding as the model has it
-    padding: Pairs  # and with what the last window needs beyond it
+    declared: Pairs  # the model's padding
+    padding: Pairs  # with the additional padding for the last window
     sizes: tuple[int, ...]  # extents of the result
 
     @staticmethod
@@ -103,14 +103,14 @@ def max_pool(ctx: Context, x: Node, *, storage_order: int = 0, **attributes: Any
 
 
 def trimmed(ctx: Context, x: Node, sizes: Ints) -> Node:
-    """Windows behind the last one that counts are left out."""
+    """Drop windows after the last one that counts."""
     for axis, size in enumerate(sizes, start=2):
         x = ctx.slice_axis(x, axis, 0, size)
     return x
 
 
 def _coords_of_maxima(ctx: Context, x: Node, pool: PoolAttributes, by_column: bool) -> Node:
-    """The position of each window's greatest element in the whole tensor, counted along rows or along columns."""
+    """The index of each window's maximum in the whole tensor, counted along rows or along columns."""
     wide = padded(ctx, x, pool.padding, lowest(x.dtype))
     extents, sizes = x.shape[2:], pool.sizes
     if by_column:
@@ -187,7 +187,7 @@ def window_sum(ctx: Context, x: Node, pool: PoolAttributes) -> Node:
 
 
 def _counts(extents: Ints, pool: PoolAttributes, with_padding: bool) -> np.ndarray:
-    """How many elements every window has; of the padding, what was declared counts if `with_padding`."""
+    """The number of elements in every window; declared padding counts if `with_padding`."""
     result = np.ones((), np.int64)
     for extent, k, s, step, (low, high), size in zip(
         extents, pool.kernel, pool.stride, pool.dilation, pool.declared, pool.sizes, strict=True
@@ -249,7 +249,7 @@ def max_unpool(
     pads: Ints | None = None,
     strides: Ints | None = None,
 ) -> Node:
-    """The elements back at the places of a smaller tensor that the strides and windows imply."""
+    """The elements at their indices in a tensor whose size follows from the strides and windows."""
     from tilewright.frontend.onnx.op_indexing import scattered
 
     rank = check_rank(x, kernel_shape)

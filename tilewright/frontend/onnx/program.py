@@ -1,4 +1,4 @@
-"""The walk over an ONNX graph: every node converted, and every one that cannot be named in one error."""
+"""Convert an ONNX graph node by node, and name every node that cannot be converted in one error."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from tilewright.runtime.dynamic import bind
 from tilewright.support.budget import Budget, exhaustion
 
 NO_CONVERTER = "no converter"
-_PER_INTEGER = 64  # bytes of an attribute's number while it is read: protobuf's, and Python's in a tuple
+_PER_INTEGER = 64  # bytes of an attribute's number while it is read, in protobuf and in a Python tuple
 
 
 class _Poison:
-    """The value of a node that failed; what uses it is not a failure of its own."""
+    """The value of a failed node; its uses are not further failures."""
 
 
 _POISON = _Poison()
@@ -52,7 +52,7 @@ _POISON = _Poison()
 
 @dataclass(frozen=True)
 class _Body:
-    """What of a graph its results need: asked in every iteration of a loop, and found once."""
+    """The nodes of a graph that its results need, computed once for all iterations of a loop."""
 
     graph: onnx.GraphProto
     names: set[str]
@@ -67,7 +67,7 @@ class _Body:
 
 
 class NameScope:
-    """Names and what they stand for; a subgraph sees the names around it."""
+    """Names and their values; a subgraph sees the outer names."""
 
     def __init__(self, outer: NameScope | None = None) -> None:
         self.values: dict[str, Value] = {}
@@ -112,7 +112,7 @@ class _Walk:
         self._bodies: dict[int, _Body] = {}
 
     def run(self, example_inputs: Any, pin_elements: float) -> ImportedModel:
-        """`pin_elements`: of the inputs that may be pinned, the largest number of elements; -1: none may."""
+        """`pin_elements`: the maximum number of elements of an input that may be pinned; -1: none may."""
         graph = self.model.graph
         if graph.sparse_initializer:
             raise UnsupportedOpsError(
@@ -144,7 +144,7 @@ class _Walk:
     def _inputs(
         self, declared: Sequence[onnx.ValueInfoProto], examples: Mapping[str, Any], scope: NameScope
     ) -> tuple[list[np.ndarray | None], list[Node]]:
-        """Input nodes for the inputs of the model; (example values, input nodes) of the tensors among them."""
+        """Input nodes for the model's inputs; (example values, input nodes) of the tensors among them."""
         unknown: list[str] = []
         leaves: list[np.ndarray | None] = []
         inputs: list[Node] = []
@@ -175,7 +175,7 @@ class _Walk:
         dtype = dtype_of(declared.elem_type)
         dims: list[int | str] | None = None
         if declared.HasField("shape"):
-            # Some exporters write -1 for a dimension that is open; ONNX Runtime reads it so.
+            # Some exporters write -1 for an open dimension, and ONNX Runtime accepts it.
             dims = [
                 d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else d.dim_param or "?"
                 for d in declared.shape.dim
@@ -223,8 +223,8 @@ class _Walk:
                 scope.values[tensor.name] = _POISON
 
     def _array(self, tensor: onnx.TensorProto) -> np.ndarray:
-        """The values of a tensor of the model; those in the body of a loop are read once."""
-        # What protobuf hands out for a message is one object as long as it lives, and it lives here.
+        """The values of a tensor of the model; those in a loop's body are read once."""
+        # Protobuf returns the same object for a message as long as the object lives, so it is kept here.
         if id(tensor) not in self._arrays:
             self._arrays[id(tensor)] = (tensor, array_of(tensor, self.external, self.budget))
         return self._arrays[id(tensor)][1]
@@ -296,7 +296,7 @@ class _Walk:
         except TypeRuleError as error:
             raise Unsupported(error.message) from None
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            # A converter takes its operands apart as the standard says they are; these are not so.
+            # A converter relies on operands of the standard's form; these do not have it.
             raise Unsupported(f"inputs or attributes that do not go together: {error}") from error
         return result if isinstance(result, tuple) else (result,)
 
@@ -345,7 +345,7 @@ class _Walk:
     def _expanded(
         self, proto: onnx.NodeProto, opset: int, outer: Mapping[str, int], operands: Sequence[Value]
     ) -> Sequence[Value]:
-        """The node as the function that the standard defines it to be."""
+        """The node expanded to the function that the standard defines."""
         found = function_of(proto, opset, operands)
         if found is None:
             raise Unsupported(NO_CONVERTER)
@@ -374,7 +374,8 @@ class _Walk:
         outer: NameScope,
         opsets: Mapping[str, int],
     ) -> list[Value]:
-        """The results of a body for these arguments. Poison among them is raised as the failure of the node around."""
+        """The results of a body for these arguments. A failure inside is raised as the failure of the
+        enclosing node."""
         crossing = len(graph.input) + len(graph.output)
         self.budget.count(1 + crossing // 16, f"the subgraph {graph.name!r}")
         with self.budget.nested("functions and subgraphs are"):
@@ -457,7 +458,7 @@ def _example_type(name: str, dtype: DType, dims: Sequence[int | str] | None, exa
 
 
 class _Boxed:
-    """A node where `tree.flatten` shall see a leaf and nothing else."""
+    """A node that `tree.flatten` treats as a leaf."""
 
     def __init__(self, value: Node) -> None:
         self.value = value
@@ -477,7 +478,7 @@ def _named(value: Value, name: str) -> Value:
 
 
 def _needed(protos: Iterable[onnx.NodeProto], outputs: Sequence[str]) -> set[str]:
-    """The names that `outputs` depend on, subgraphs' own reading of outer names included."""
+    """The names that `outputs` depend on, including outer names read by subgraphs."""
     needed = set(outputs)
     for proto in reversed(list(protos)):
         if any(name in needed for name in proto.output):
@@ -506,7 +507,7 @@ def _is_function(proto: onnx.NodeProto, opset: int) -> bool:
 
 @dataclass(frozen=True)
 class _Signature:
-    """What a converter takes."""
+    """The parameters of a converter."""
 
     attributes: frozenset[str] | None  # None: any
     required: int  # inputs
@@ -527,7 +528,7 @@ def _signature(convert: Any) -> _Signature:
 
 
 def _check_signature(convert: Any, operands: int, keywords: Mapping[str, Any]) -> None:
-    """Unsupported for an attribute or an input that the converter does not know."""
+    """Raise Unsupported for an attribute or an input that the converter does not have."""
     signature = _signature(convert)
     if signature.attributes is not None:
         unknown = [name for name in keywords if name not in signature.attributes]

@@ -1,12 +1,12 @@
-"""The converters: from the name of an ONNX operator to the function that writes it in operators of the graph.
+"""The registry of converters: functions that express an ONNX operator by graph operators.
 
     @converter("Gemm", since=7)
     def gemm(ctx: Context, a: Node, b: Node, c: Node | None = None, *, alpha: float = 1.0, ...) -> Node: ...
 
 Inputs come by position, None where an optional one is left out; attributes by keyword, with the standard's defaults.
-An attribute that the converter does not name is unsupported: nothing is ignored. Of several converters the one with the
-highest `since` that is not above the model's opset is taken. The result is one value, or a tuple of as many as the
-operator has; an `Absent` stands for one that cannot be computed.
+An attribute that the converter does not have is unsupported: nothing is ignored. Of several converters, the one with
+the highest `since` up to the model's opset is used. The result is one value, or a tuple with one entry per result; an
+`Absent` marks one that cannot be computed.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ Converter = Callable[..., Any]
 _F = TypeVar("_F", bound=Converter)
 _TABLE: dict[tuple[str, str], list[tuple[int, Converter]]] = {}
 
-# Names of the standard's domain; both mean the same.
+# Names of the standard's domain; they are synonyms.
 STANDARD = ("", "ai.onnx")
 
 
 class NotStatic(Unsupported):
-    """A value that must be known when the graph is made, and depends on what is given at each call."""
+    """A value must be known at import, but depends on the call."""
 
 
 class FallBack(Exception):
-    """A converter's word for: let the standard's own definition of the operator, a function of others, do it."""
+    """Raised by a converter to use the standard's own function definition of the operator."""
 
 
 def converter(*names: str, since: int = 1, domain: str = "") -> Callable[[_F], _F]:
-    """Registers a function as the converter of the operators called `names`, from opset `since` on."""
+    """Register a function as the converter of the operators called `names`, from opset `since` on."""
 
     def add(function: _F) -> _F:
         for name in names:
@@ -49,7 +49,7 @@ def converter(*names: str, since: int = 1, domain: str = "") -> Callable[[_F], _
 
 
 def refuse(reason: str, *names: str, domain: str = "") -> None:
-    """Registers operators that are known and not supported, for this reason."""
+    """Register operators as known but unsupported, for this reason."""
 
     @converter(*names, domain=domain)
     def convert(*arguments: Any, **keywords: Any) -> Any:
@@ -66,7 +66,7 @@ def find(domain: str, name: str, opset: int) -> Converter | None:
 
 @functools.cache
 def table() -> dict[tuple[str, str], list[tuple[int, Converter]]]:
-    """Every converter by domain and operator, each with the opset from which it holds."""
+    """Every converter by domain and operator, each with the opset from which it applies."""
     from tilewright.frontend.onnx import (  # noqa: F401  (fill the table)
         op_attention,
         op_contraction,

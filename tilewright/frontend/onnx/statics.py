@@ -1,7 +1,7 @@
-"""Values that must be known when the graph is made: shapes, axes, bounds of loops.
+"""Values that must be known at import: shapes, axes, loop bounds.
 
-They are found by evaluating, with the oracle, the part of the graph that computes them. Where it needs an input of the
-model, that input's value is taken as fixed if the caller allows it (`examples`), and noted in `pinned`.
+The oracle evaluates the part of the graph that computes them. If it needs an input of the model, that input is pinned
+to its example value if the caller allows it (`examples`), and recorded in `pinned`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tilewright.support.budget import Budget
 
 
 class Statics:
-    """Evaluates nodes whose value does not depend on a call; what was found is kept."""
+    """Evaluates nodes whose value does not depend on a call, with a cache."""
 
     def __init__(self, budget: Budget, examples: Mapping[Node, np.ndarray] | None = None) -> None:
         self.budget = budget
@@ -27,7 +27,7 @@ class Statics:
         self._static: dict[Node, bool] = {}  # whether a value depends on no input
 
     def inputs_of(self, node: Node) -> set[Node]:
-        """The model's inputs that the value of `node` depends on."""
+        """The model's inputs that `node` depends on."""
         if self.is_static(node):
             return set()
         found: set[Node] = set()
@@ -48,7 +48,7 @@ class Statics:
         return self._static[node]
 
     def can_know(self, node: Node) -> bool:
-        """Whether `value` gives one: every input that it depends on may be pinned."""
+        """Whether `value` can succeed: every input that it depends on may be pinned."""
         return all(entry in self.examples for entry in self.inputs_of(node))
 
     def value(self, node: Node, *, pin: bool = True) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""ONNX's element types and tensors as ours."""
+"""Convert ONNX's element types and tensors."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _DTYPES: dict[int, DType] = {
     TensorProto.UINT8: DType.U8,
     TensorProto.BOOL: DType.BOOL,
 }
-# Bytes that a number in a list of Python's takes, and the list's copy of it: protobuf has lists of numbers as such.
+# Bytes of a number in a Python list, and of the list's slot, because protobuf returns lists.
 _PER_NUMBER = 64
 _ELEMENTS = {dtype: element for element, dtype in _DTYPES.items()}
 
 
 def dtype_of(element: int) -> DType:
-    """Unsupported for an element type that tensors cannot have here."""
+    """The element type; Unsupported for one that tensors cannot have here."""
     found = _DTYPES.get(element)
     if found is None:
         raise Unsupported(f"tensors of {element_name(element)}")
@@ -51,7 +51,8 @@ def element_of(dtype: DType) -> int:
 
 
 def checked_shape(dims: Sequence[int], dtype: DType, budget: Budget, what: str) -> tuple[int, ...]:
-    """The shape, if it is one and its bytes are within the limit. No dimension is multiplied before it is looked at."""
+    """The shape, if it is valid and its bytes are within the limit. No dimension is multiplied before it is
+    checked."""
     if len(dims) > MAX_RANK:
         raise Unsupported(f"{what} has {len(dims)} axes, and a tensor at most {MAX_RANK}")
     shape = tuple(int(extent) for extent in dims)
@@ -62,12 +63,12 @@ def checked_shape(dims: Sequence[int], dtype: DType, budget: Budget, what: str) 
 
 
 def spanned(shape: Sequence[int]) -> int:
-    """The number of elements with empty axes left out: an axis of 0 does not make one of 2^60 harmless."""
+    """The number of elements, ignoring empty axes: an axis of 0 does not make one of 2^60 harmless."""
     return math.prod(extent for extent in shape if extent)
 
 
 def array_of(tensor: TensorProto, external: ExternalData, budget: Budget) -> np.ndarray:
-    """The values of a tensor, without a copy where its bytes lie as they are."""
+    """The values of a tensor, without a copy if possible."""
     what = f"tensor {tensor.name!r}"
     dtype = dtype_of(tensor.data_type)
     shape = checked_shape(tensor.dims, dtype, budget, what)

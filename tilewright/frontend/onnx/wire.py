@@ -1,4 +1,4 @@
-"""A model file before it is parsed: how many messages its bytes would become.
+"""Check a model file before it is parsed: count the messages in its bytes.
 
 An empty node is two bytes in a file and a hundred in memory, so a file that fits need not be a model that does. This
 walks over the encoding (https://protobuf.dev/programming-guides/encoding) without building anything: the data of
@@ -15,9 +15,9 @@ from tilewright.errors import ModelFileError, ModelSizeError
 from tilewright.support import budget as budgets
 from tilewright.support.budget import Budget
 
-_SMALL = 4 << 20  # bytes: a file of fewer cannot become more than some hundred megabytes
-_PER_MESSAGE = 256  # bytes in memory of a message: the largest, an attribute, and Python's handle of it
-_PER_BYTE = 8  # of packed integers, the smallest of which are a byte in the file and eight in memory
+_SMALL = 4 << 20  # bytes: a smaller file cannot become more than some hundred megabytes
+_PER_MESSAGE = 256  # bytes of a message in memory: the largest, an attribute, and its Python handle
+_PER_BYTE = 8  # for packed integers, of which the smallest take one byte in the file and eight in memory
 _MESSAGES_PER_NODE = 32  # a node, its attributes, and the declared types of its results
 _DEPTH = 100  # protobuf's own limit
 
@@ -25,8 +25,8 @@ _Fields = dict[int, Any]  # by number: the fields of a message, True for packed 
 
 
 def check_wire(content: bytes, budget: Budget, what: str) -> None:
-    """ModelSizeError for a file of more messages than a model within the limits has; ModelFileError for one whose
-    encoding is broken."""
+    """Raise ModelSizeError if a file has more messages than a model within the limits; ModelFileError if its encoding
+    is broken."""
     if len(content) <= _SMALL:
         return
     most = _MESSAGES_PER_NODE * budget.limits.nodes

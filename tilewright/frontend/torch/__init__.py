@@ -1,7 +1,7 @@
-"""PyTorch programs into graphs.
+"""Convert PyTorch programs to graphs.
 
 `program.py` walks the exported graph; the `aten_*` files hold the converters, one function per operator or family.
 
-`registry.py` is what a converter is, `context.py` what it works with. `export.py` makes an ExportedProgram of a module,
-`mutation.py` and `decompose.py` rewrite one where converters alone do not suffice.
+`registry.py` defines what a converter is, `context.py` the builder that it uses. `export.py` exports a module, and
+`mutation.py` and `decompose.py` rewrite a program if converters alone do not suffice.
 """

@@ -1,4 +1,4 @@
-"""Operators that make tensors from nothing, and those that mask by position."""
+"""Operators that create tensors, and those that mask by position."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _filled(ctx: Context, value: Number) -> Node:
     "aten.zeros.default",
     "aten.zeros_like.default",
     "aten.new_zeros.default",
-    # What an empty tensor holds is not said; zeros are as good, and the same every time.
+    # The contents of an empty tensor are unspecified; zeros are deterministic.
     "aten.empty.memory_format",
     "aten.empty_like.default",
     "aten.new_empty.default",
@@ -78,7 +78,7 @@ def iota(ctx: Context, length: int, start: int, step: int, **keywords: Any) -> N
 
 
 def _evaluated(function: Callable[..., torch.Tensor]) -> Callable[..., Node]:
-    """An operator of numbers alone: what PyTorch computes is a constant."""
+    """An operator with only numbers as operands: PyTorch's result is a constant."""
 
     @functools.wraps(function)
     def convert(ctx: Context, *arguments: Any, **keywords: Any) -> Node:

@@ -36,7 +36,7 @@ def einsum(ctx: Context, equation: str, tensors: Sequence[Node], path: object = 
 
 
 def _parse(equation: str, tensors: Sequence[Node]) -> tuple[list[_Term], tuple[str, ...]]:
-    """The operands with their labels, and the labels of the result. The axes of an ellipsis get labels of digits."""
+    """Parse the labels of the operands and of the result. The axes of an ellipsis get digit labels."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     subscripts = left.split(",")
     terms = []
@@ -70,7 +70,7 @@ def _without(
 
 
 def _contract(ctx: Context, a: _Term, b: _Term, wanted: set[str]) -> _Term:
-    """The product of two terms, summed over their common labels that are not wanted any more."""
+    """The product of two terms, summed over common labels that are not needed any more."""
     shared = [label for label in a.labels if label in b.labels]
     batch = [label for label in shared if label in wanted]
     summed = [label for label in shared if label not in wanted]

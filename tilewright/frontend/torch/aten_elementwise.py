@@ -428,7 +428,7 @@ def _clamp(ctx: Context, x: Node, low: Number | None, high: Number | None) -> No
 
 
 def _bound(value: Number | None, dtype: DType, towards: Callable[[float], int]) -> Number | None:
-    """A bound as a value of `dtype`; an infinite one, or one outside the integers of the type, is none."""
+    """A bound as a value of `dtype`; None if it is infinite or outside the integers of the type."""
     if value is None or (isinstance(value, float) and math.isinf(value) and not dtype.is_float):
         return None
     if dtype.is_float:
@@ -461,7 +461,7 @@ def relu6(ctx: Context, x: Node) -> Node:
 
 @converter("aten.threshold.default")
 def threshold(ctx: Context, x: Node, threshold: Number, value: Number) -> Node:
-    # The condition is the negative one: a NaN is kept.
+    # The condition is negated, so that a NaN is kept.
     return ctx.select(ctx.compare("le", x, threshold), value, x, x.dtype)
 
 

@@ -103,7 +103,7 @@ def softshrink(ctx: Context, x: Node, lambd: Number = 0.5) -> Node:
 
 
 def _formula(*names: str) -> Callable[[Callable[[Context, Node], Node]], Callable[[Context, Node], Node]]:
-    """A float function of one tensor: integers are brought to the result's type first."""
+    """A float function of one tensor: integers are first converted to the result's type."""
 
     def register(function: Callable[[Context, Node], Node]) -> Callable[[Context, Node], Node]:
         @converter(*names)
@@ -226,7 +226,7 @@ def addcdiv(ctx: Context, x: Node, tensor1: Node, tensor2: Node, value: Number =
 @converter("aten.lerp.Scalar", "aten.lerp.Tensor")
 @widened
 def lerp(ctx: Context, x: Node, end: Node, weight: Operand) -> Node:
-    """From the nearer end, so that both are met exactly."""
+    """From the nearer end, so that both ends are exact."""
     span = ctx.sub(end, x)
     from_start = ctx.add(x, ctx.mul(span, weight))
     from_end = ctx.sub(end, ctx.mul(span, ctx.sub(1, weight) if isinstance(weight, Node) else 1 - weight))
@@ -279,7 +279,7 @@ def heaviside(ctx: Context, x: Node, values: Node) -> Node:
 
 
 def _is_negative(ctx: Context, x: Node) -> Node:
-    """Whether the sign is minus, that of a zero included: its reciprocal is an infinity of that sign."""
+    """Whether the sign is negative, including that of a zero, whose reciprocal is an infinity of that sign."""
     below = ctx.compare("lt", x, 0)
     if not x.dtype.is_float:
         return below

@@ -1,10 +1,10 @@
 """Whole layers that PyTorch has one operator for: the inference fast paths of its attention modules.
 
 `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` in eval mode call these when gradients are off. They are
-written out here as the layers that they stand for, so that a graph which Dynamo captured compiles like the module.
+expanded here to their layers, so that a graph captured by Dynamo compiles like the module.
 
-A mask marks what is *not* seen: every element that is not zero, also of a float mask, which these operators do not add
-to the scores. A query that sees no key at all is NaN, as PyTorch's operators have it.
+A mask marks what is *not* seen: every element that is not zero, also of a float mask, which these operators do not
+add to the scores. A query that sees no key at all is NaN, as PyTorch's operators have it.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def _hidden(ctx: Context, mask: Node | None, mask_type: int | None) -> Node | No
 
 
 def _narrow(ctx: Context, x: Node) -> Node:
-    """`x` before it was broadcast, of the same rank: PyTorch's modules write a mask out for every head."""
+    """`x` before it was broadcast, with the same rank: PyTorch's modules broadcast a mask to every head."""
     if x.op == "broadcast_to":
         source = x.inputs[0]
         return ctx.reshape(source, (1,) * (x.type.rank - source.type.rank) + source.shape)

@@ -14,7 +14,7 @@ from tilewright.graph.ir import Node
 
 MAX_STEPS = (
     1 << 28
-)  # of a formula that is quadratic in an extent: above, PyTorch's own algorithm is the better one
+)  # limit of a formula that is quadratic in an extent; above it, PyTorch's own algorithm is better
 
 
 def check_steps(steps: int, what: str) -> None:
@@ -32,7 +32,7 @@ def _with_extent(shape: tuple[int, ...], axis: int, extent: int) -> tuple[int, .
 def sorted_along(
     ctx: Context, x: Node, dim: int, descending: bool = False, count: int | None = None
 ) -> tuple[Node, Node]:
-    """The first `count` elements in order along an axis, and where they stood."""
+    """The first `count` elements in order along an axis, and their indices."""
     if x.type.rank == 0:
         return x, ctx.full(0, DType.I64)
     axis = axis_of(dim, x.type.rank)
@@ -150,7 +150,7 @@ def nanmedian_of_all(ctx: Context, x: Node) -> Node:
 
 
 def _quantile(ctx: Context, x: Node, q: Operand, dim: int | None, interpolation: str, skip_nan: bool) -> Node:
-    """The elements at q of the way along the sorted axis, or between the two on either side."""
+    """The elements at fraction q along the sorted axis, or interpolated between the two neighbours."""
     if dim is None or x.type.rank == 0:
         x, dim = ctx.reshape(x, (x.type.size,)), 0
     axis = axis_of(dim, x.type.rank)
@@ -203,7 +203,7 @@ _register_quantile("nanquantile", True)
 
 
 def _searched(ctx: Context, boundaries: Node, values: Node, right: bool) -> Node:
-    """How many of the boundaries, which are sorted along their last axis, come before each value."""
+    """How many boundaries, sorted along their last axis, come before each value."""
     dtype = common_dtype((boundaries, values))
     values = ctx.cast(values, dtype)
     lines = ctx.cast(boundaries, dtype)

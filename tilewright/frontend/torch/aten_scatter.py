@@ -1,4 +1,4 @@
-"""Operators that write at indices which are data, as values: scatter, index_put and their like."""
+"""Operators that write at indices given by data, as pure functions: scatter, index_put and similar ones."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def _put(ctx: Context, op: str, x: Node, index: Node, updates: Node, axis: int, 
 def _reduced(
     ctx: Context, op: str, x: Node, index: Node, source: Node, axis: int, reduce: str, include_self: bool
 ) -> Node:
-    """x combined with the source at the index; without x's own elements at places that are written, if they are not
-    included."""
+    """x combined with the source at the index; if not included, x's own elements at written positions do not take
+    part."""
     if reduce not in _COMBINE:
         raise Unsupported(f"reduce={reduce!r}")
     if not source.type.size or not x.type.size:
@@ -219,7 +219,7 @@ def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def _masked_put(ctx: Context, x: Node, indices: Sequence[Node | None], value: Node, accumulate: bool) -> Node:
-    """x[mask] = values that are the same for every place of the mask: a selection."""
+    """x[mask] = a value that is the same for every element of the mask: a selection."""
     masks = [i for i in indices if i is not None]
     if len(masks) != 1 or indices[0] is None:
         raise Inexpressible("writing at a mask together with other indices: which places depends on data")

@@ -37,7 +37,7 @@ def _max_indices(
     dilation: int | Ints,
     sizes: Ints,
 ) -> Node:
-    """Where each window's maximum is in the flattened spatial axes."""
+    """The index of each window's maximum in the flattened spatial axes."""
     kernel, steps = spatial(kernel_size, rank), spatial(stride or kernel_size, rank)
     around, gaps = spatial(padding, rank), spatial(dilation, rank)
     lead = x.type.rank - rank
@@ -54,7 +54,7 @@ def _max_indices(
     best = ctx.emit(
         "argmax", _windows(ctx, padded, kernel, steps, gaps, sizes), axis=lead + 1, keepdims=False
     )
-    # The same windows over the numbers of the elements; padding never wins over an element, so its number is free.
+    # The same windows over element indices; padding never wins, so its index is arbitrary.
     numbers = np.pad(np.arange(math.prod(extents)).reshape(extents), list(zip(around, high, strict=True)))
     seen = _windows(ctx, ctx.constant(numbers), kernel, steps, gaps, sizes)
     seen = ctx.broadcast_to(seen, (*x.shape[:lead], *seen.shape))
@@ -180,8 +180,8 @@ def max_unpool(ctx: Context, x: Node, indices: Node, output_size: Ints, *rest: o
 def _resize(
     ctx: Context, x: Node, rank: int, mode: str, coordinates: str, scales: Sequence[float | None]
 ) -> Node:
-    """Sizes come from the exported result. A scale factor that is not exactly result / input moves the sampling
-    points, which the operator cannot express: PyTorch's own decomposition does."""
+    """Sizes come from the exported result. A scale factor that is not exactly result / input shifts the sampling
+    points, which the operator cannot express; PyTorch's own decomposition can."""
     sizes = ctx.shape[-rank:]
     for scale, extent, size in zip(scales, x.shape[-rank:], sizes, strict=False):
         if scale is not None and coordinates != "align_corners" and abs(extent * scale - size) > 1e-6 * size:

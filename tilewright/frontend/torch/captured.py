@@ -1,8 +1,8 @@
-"""A graph captured by torch.compile: exported at concrete sizes, cut where it must be, and imported.
+"""Export a graph captured by torch.compile at concrete sizes, cut it if necessary, and import it.
 
-Dynamo hands over a flat graph of torch functions. `Captured` is that graph as a functional ATen program, composites
-whole, for arguments of given sizes; writes to its arguments have become results. What of it can be imported is up to
-`regions`:
+Dynamo passes a flat graph of torch functions. `Captured` is that graph as a functional ATen program, with whole
+composites, for arguments of given sizes; writes to its arguments have become results. `regions` decides what can be
+imported:
 
 - nodes without a converter stay with PyTorch, and the graph is cut around them;
 - so do views that end in a result which shares memory with an argument or with another result: only PyTorch can
@@ -44,7 +44,7 @@ _MAX_CUTS = 6  # rounds of moving views out of regions
 
 
 def scalar_positions(body: fx.GraphModule) -> tuple[int, ...]:
-    """The arguments that Dynamo passes as tensors of one element only to read them back as Python numbers."""
+    """The arguments that Dynamo passes as one-element tensors only to read them back as Python numbers."""
     placeholders = [node for node in body.graph.nodes if node.op == "placeholder"]
     return tuple(
         i
@@ -54,7 +54,7 @@ def scalar_positions(body: fx.GraphModule) -> tuple[int, ...]:
 
 
 def with_numbers(body: fx.GraphModule, numbers: Mapping[int, Any]) -> fx.GraphModule:
-    """The graph with these numbers in the place of what is read back from its arguments; it takes them still."""
+    """The graph with these numbers in place of the values read back from its arguments, which it still takes."""
     if not numbers:
         return body
     body = fx.GraphModule(body, fx.Graph.__deepcopy__(body.graph, {}))
@@ -75,7 +75,7 @@ def _replace_by_value(node: fx.Node, value: Any) -> None:
 
 
 class _Flat(nn.Module):
-    """The graph as a function of its tensors alone; numbers among the arguments are part of it."""
+    """The graph as a function of its tensors only; numbers among the arguments are part of it."""
 
     def __init__(self, body: fx.GraphModule, arguments: Sequence[Any]) -> None:
         super().__init__()
@@ -96,12 +96,15 @@ class Captured:
     program: ExportedProgram  # functional; its inputs are the tensors among the arguments
     writes: tuple[int, ...]  # the first results are new values of these inputs
     torch_side: frozenset[str]  # nodes that must stay with PyTorch whatever converters there are
-    returns_itself: bool  # whether an argument is a result, or one tensor is two: no copies will do
+    returns_itself: (
+        bool  # whether an argument is a result, or one tensor is two results, so that copies are not allowed
+    )
     returned: Mapping[int, int]  # results that are arguments which the graph writes to -> which of its inputs
 
 
 def capture(body: fx.GraphModule, arguments: Sequence[Any]) -> Captured:
-    """The graph for arguments like these. MutationError if it writes to an argument and returns a part of it."""
+    """Capture the graph for such arguments. Raises MutationError if it writes to an argument and returns a part of
+    it."""
     with (
         plain_modules,
         torch.inference_mode(False),
@@ -115,7 +118,7 @@ def capture(body: fx.GraphModule, arguments: Sequence[Any]) -> Captured:
         program = functionalised(program, outside=True)
         autocast = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
         if autocast or any(writes(node) for node in program.graph.nodes):
-            program = retraced(program, {})  # also writes out the casts that autocast implies
+            program = retraced(program, {})  # also makes the casts of autocast explicit
     names = user_inputs(program)
     targets = list(program.graph_signature.user_inputs_to_mutate.values())
     returned = {i: names.index(name) for i, name in itself_before.items() if name in targets}
@@ -141,7 +144,7 @@ def user_inputs(program: ExportedProgram) -> list[str]:
 
 
 def lifted_tensors(program: ExportedProgram) -> list[Any]:
-    """What the graph of the program takes before the tensors of a call: its own constants."""
+    """The program's own constants, which its graph takes before the tensors of a call."""
     found: list[Any] = []
     for spec in program.graph_signature.input_specs:
         if spec.kind is not InputKind.USER_INPUT:
@@ -151,7 +154,7 @@ def lifted_tensors(program: ExportedProgram) -> list[Any]:
 
 
 def _argument_views(program: ExportedProgram) -> Counter[str]:
-    """The arguments that results share memory with, and how many do."""
+    """The arguments that results share memory with, and the number of such results."""
     owners = {_storage(n): n.name for n in program.graph.nodes if n.op == "placeholder"}
     return Counter(owners[_storage(n)] for n in _results(program) if _storage(n) in owners and _storage(n))
 
@@ -193,7 +196,7 @@ def _is_strided(value: torch.Tensor) -> bool:
 
 
 def _torch_side(program: ExportedProgram) -> frozenset[str]:
-    """The views that lead to results which share memory with an argument or another result, or are not dense."""
+    """The views that lead to results which share memory with an argument or another result, or are not contiguous."""
     arguments = {_storage(node) for node in program.graph.nodes if node.op == "placeholder"}
     results = list(dict.fromkeys(_results(program)))
     storages = [_storage(node) for node in results]
@@ -252,10 +255,10 @@ def is_dense(node: fx.Node) -> bool:
 
 @dataclass(frozen=True)
 class Region:
-    """An imported program, and how it meets the tensors of a call.
+    """An imported program, and how the tensors of a call map to it.
 
-    A call takes the tensors at positions `inputs` of the program's inputs. Of its results the first are new values of
-    the inputs `writes`, the rest fill the places of None in `results`, each permuted by its `orders` entry.
+    A call takes the tensors at positions `inputs` of the program's inputs. The first results are new values of the
+    inputs `writes`; the rest replace the None entries of `results`, each permuted by its `orders` entry.
     """
 
     model: ImportedModel
@@ -268,7 +271,7 @@ class Region:
 def import_region(
     program: ExportedProgram, written: Sequence[int] = (), frozen: Mapping[int, torch.Tensor] | None = None
 ) -> Region:
-    """The whole program as a graph. `frozen`: inputs that are constants, by position; those written to are not."""
+    """The whole program as a graph. `frozen`: inputs that are constants, by position; written ones are not."""
     imported = import_program(program, outside=True)
     values = [n.meta.get("val") for n in _results(program)]
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
@@ -301,8 +304,8 @@ def _inverse(order: Sequence[int]) -> tuple[int, ...]:
 
 
 def _bound(graph: Graph, fixed: Mapping[int, torch.Tensor]) -> tuple[Graph, tuple[int, ...]]:
-    """The graph with some inputs as constants, and the positions of the inputs that remain. Tensors that are the same
-    memory become one constant."""
+    """The graph with some inputs as constants, and the positions of the remaining inputs. Tensors that share memory
+    become one constant."""
     kept = tuple(index for index in range(len(graph.inputs)) if index not in fixed)
     constants: dict[Any, Node] = {}
     new: dict[Node, Node] = {}
@@ -407,12 +410,12 @@ def _escaping(partition: Partition) -> list[fx.Node]:
 
 
 def _computes(nodes: Iterable[fx.Node]) -> bool:
-    """Whether there is anything to compute: views alone are left to PyTorch, for which they cost nothing."""
+    """Whether there is anything to compute: views alone are left to PyTorch, where they are free."""
     return any(_own_memory(node) for node in nodes if node.target is not operator.getitem)
 
 
 def _own_memory(node: fx.Node) -> bool:
-    """Whether some result of the node is in memory that no operand owns."""
+    """Whether some result of the node has its own memory."""
     value = node.meta.get("val")
     parts = value if isinstance(value, (tuple, list)) else (value,)
     owned = {_storage(operand) for operand in node.all_input_nodes}
@@ -422,7 +425,7 @@ def _own_memory(node: fx.Node) -> bool:
 
 
 def export_region(module: fx.GraphModule) -> ExportedProgram:
-    """A region of a cut program as a program of its own."""
+    """A region of a cut program as a separate program."""
     values = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
     with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,8 +1,8 @@
-"""What models take and return alongside tensors, made known to the exporter: plain dataclasses, Hugging Face's caches.
+"""Register containers with the exporter: plain dataclasses, Hugging Face's caches.
 
-torch.export knows tuples, lists, dicts, namedtuples and Hugging Face's outputs. A dataclass it must be told of, and so
-it must of the cache of keys and values that a decoder of Hugging Face returns by default. Dataclasses among the
-arguments are found before the export, those among the results while the model is traced.
+torch.export knows tuples, lists, dicts, namedtuples and Hugging Face's outputs. Dataclasses must be registered, and
+so must the key-value cache that a Hugging Face decoder returns by default. Dataclasses among the arguments are found
+before the export, those among the results while the model is traced.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CACHE_LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer")
 
 @contextmanager
 def known_containers(model: nn.Module, arguments: Any) -> Iterator[None]:
-    """The classes of containers known, of the arguments at once and of what the model returns when it does."""
+    """Register the container classes of the arguments now, and those of the results when the model returns them."""
     _know_caches()
     _know(arguments)
     hook = model.register_forward_hook(lambda module, inputs, result: _know(result))
@@ -37,7 +37,7 @@ def known_containers(model: nn.Module, arguments: Any) -> Iterator[None]:
 
 
 def _know(value: Any) -> None:
-    """Dataclasses in this value, and in what it holds, registered with the exporter. Returns None, as a hook must."""
+    """Register the dataclasses in this value and its contents with the exporter. Returns None, as a hook must."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         if type(value) not in _pytree.SUPPORTED_NODES:
             torch.export.register_dataclass(type(value))
@@ -55,7 +55,7 @@ def _know(value: Any) -> None:
 
 
 def _know_caches() -> None:
-    """The caches of transformers, if this process has imported it."""
+    """Register the caches of transformers, if this process has imported it."""
     module = sys.modules.get("transformers.cache_utils")
     for name in _CACHE_LAYERS:
         layer = getattr(module, name, None)
@@ -82,7 +82,7 @@ def _know_caches() -> None:
 
 
 def _layer_fields(layer: Any) -> dict[str, Any]:
-    """All but its type and its device, which its tensors say too."""
+    """All fields except its type and its device, which its tensors have too."""
     kept = {name: value for name, value in vars(layer).items() if name not in ("dtype", "device")}
     return {name: kept[name] for name in sorted(kept)}
 

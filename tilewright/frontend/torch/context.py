@@ -1,4 +1,4 @@
-"""What a converter works with: the builder of nodes for the exported node that is being converted."""
+"""The node builder for the exported node that is being converted."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Context(GraphBuilder):
         self._built: set[Node] = set()
 
     def named(self, result: Node, name: str) -> Node:
-        """`result` with its name, if it was built here; a value that is only passed on keeps the name it has."""
+        """`result` with its name, if it was built here; a value that is only passed on keeps its name."""
         return replace(result, name=name) if result in self._built else result
 
-    # -- the result that PyTorch promises ------------------------------------------------------------------------
+    # -- the exported result ---------------------------------------------------------------------------------------
 
     @property
     def type(self) -> TensorType:
-        """The type of the result, of the first one where there are several."""
+        """The type of the result, or of the first one if there are several."""
         value = self.value
         while isinstance(value, (tuple, list)):
             value = value[0]
@@ -69,7 +69,7 @@ class Context(GraphBuilder):
     # -- types ---------------------------------------------------------------------------------------------------
 
     def foreign(self, dtype: torch.dtype | None, default: DType) -> DType:
-        """The element type that an operator's `dtype` argument asks for."""
+        """The element type that an operator's `dtype` argument requests."""
         return default if dtype is None else from_torch_dtype(dtype)
 
     def operand(self, x: Operand, dtype: DType) -> Node:
@@ -79,15 +79,15 @@ class Context(GraphBuilder):
         return self.full(x, dtype)
 
     def working_dtype(self, *operands: Operand) -> DType:
-        """The type to compute in: PyTorch's common type, but f32 for 16-bit floats with a number (or a rank-0 tensor of
-        a wider type) that they cannot hold. PyTorch takes such a number in f32 too."""
+        """The type to compute in: PyTorch's common type, except f32 for 16-bit floats with a number (or a rank-0
+        tensor of a wider type) that they cannot represent. PyTorch uses f32 for such a number too."""
         dtype = common_dtype(operands)
         if dtype.is_half and not all(_held(operand, dtype) for operand in operands):
             return DType.F32
         return dtype
 
     def arithmetic(self, op: str, *operands: Operand, dtype: DType | None = None) -> Node:
-        """`op` on operands brought to their working type; the result in `dtype`, or in PyTorch's common type."""
+        """`op` on operands converted to their working type; the result in `dtype`, or in PyTorch's common type."""
         working = self.working_dtype(*operands)
         result = self.emit(op, *(self.operand(operand, working) for operand in operands))
         return self.cast(result, dtype or common_dtype(operands))
@@ -128,7 +128,7 @@ def widened(function: _F) -> _F:
 
 
 def _held(operand: Operand, half: DType) -> bool:
-    """Whether a 16-bit float type holds this operand exactly."""
+    """Whether a 16-bit float type represents this operand exactly."""
     if isinstance(operand, Node):
         return operand.dtype is half or not operand.dtype.is_float or operand.dtype.is_half
     value = float(operand)
@@ -137,7 +137,7 @@ def _held(operand: Operand, half: DType) -> bool:
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """A dimension counted from either end as one counted from the start; rank-0 tensors count as rank 1."""
+    """Normalise a dimension that may be counted from the end; rank-0 tensors count as rank 1."""
     axis = int(axis)
     return axis + max(rank, 1) if axis < 0 else axis
 

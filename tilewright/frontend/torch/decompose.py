@@ -1,4 +1,4 @@
-"""The fallback for operators without a converter: PyTorch's own decompositions, of those operators alone."""
+"""The fallback for operators without a converter: PyTorch's own decompositions, for those operators only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.export import ExportedProgram, default_decompositions
 
 
 def decomposed(program: ExportedProgram, operators: Iterable[Any]) -> ExportedProgram | None:
-    """The program with these operators written as simpler ones; None if PyTorch has no decomposition for any."""
+    """The program with these operators decomposed; None if PyTorch has no decomposition for any."""
     table: dict[Any, Callable[..., Any]] = {}
     for operator in operators:
         rule = _decomposition(operator)
@@ -28,7 +28,7 @@ def decomposed(program: ExportedProgram, operators: Iterable[Any]) -> ExportedPr
 
 
 def retraced(program: ExportedProgram, table: Mapping[Any, Callable[..., Any]]) -> ExportedProgram:
-    """The program traced again: in-place operators are gone, those of `table` decomposed, composites kept whole."""
+    """Retrace the program: in-place operators are removed, those of `table` decomposed, composites kept whole."""
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return program.run_decompositions(dict(table))
@@ -48,7 +48,7 @@ def _decomposition(operator: Any) -> Callable[..., Any] | None:
 
 
 def origin_of(node: Any) -> str:
-    """The name of the node of the first program from which this one was decomposed."""
+    """The node of the original program from which this one was decomposed, by name."""
     sources = node.meta.get("from_node") or []
     name = str(node.name)
     while sources:

@@ -1,4 +1,4 @@
-"""A module as an ExportedProgram: the checks before, the export, and its failures in words."""
+"""Export a module: checks before, the export, and explanations of its failures."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from tilewright.runtime import tree
 from tilewright.runtime.arguments import CallArguments
 from tilewright.runtime.dynamic import bind
 
-_CACHE = re.compile(r"\w*Cache\b")  # Hugging Face's classes of them
+_CACHE = re.compile(r"\w*Cache\b")  # Hugging Face's cache classes
 _USE_CACHE = (
     "compile the model without its cache of keys and values: add use_cache=False to the example inputs, as in"
     ' tilewright.compile(model, {"input_ids": ids, "use_cache": False})'
 )
 
-# What autocast computes in 16 bits, among what nearly every model has.
+# Common operators that autocast computes in 16 bits.
 _IN_16_BITS = frozenset({"linear", "matmul", "mm", "bmm", "addmm", "conv1d", "conv2d", "conv3d"})
 
-# Modules that compute something else in training mode.
+# Modules that behave differently in training mode.
 _MODAL = (
     nn.modules.dropout._DropoutNd,
     nn.modules.batchnorm._NormBase,
@@ -53,7 +53,7 @@ _MODAL = (
 
 
 def check_mode(model: nn.Module) -> None:
-    """TrainingModeError if the model, or a module in it that minds, is in training mode."""
+    """Raise TrainingModeError if the model, or a module in it whose mode matters, is in training mode."""
     if model.training:
         raise TrainingModeError(f"{type(model).__name__} is in training mode")
     modal = [
@@ -104,7 +104,7 @@ def _example_call(
 
 
 def load_program(path: str | os.PathLike[str]) -> ExportedProgram:
-    """A program that torch.export.save wrote. ModelFileError where there is none that PyTorch can read."""
+    """A program that torch.export.save wrote. Raises ModelFileError if PyTorch cannot read it."""
     try:
         with _quiet_torch():
             return torch.export.load(os.fspath(path))
@@ -137,13 +137,13 @@ def export(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any
 
 
 def _check_runs(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-    """InputError where PyTorch cannot run the model on these inputs either: its own message is the better one."""
+    """Raise InputError if PyTorch cannot run the model on these inputs either: its own message is better."""
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model(*arguments, **keywords)
     except Exception as error:
-        error.__context__ = None  # the exporter's failure, which is told only where this call succeeds
+        error.__context__ = None  # the exporter's failure is reported only if this call succeeds
         given = _described(bind(argument_names(model), arguments, keywords))
         text = _explained(f"{type(model).__name__} does not run on these inputs ({given})", error)
         raise InputError(
@@ -163,7 +163,7 @@ def _described(given: Mapping[str, Any]) -> str:
 
 @contextmanager
 def _quiet_torch() -> Iterator[None]:
-    """Without what PyTorch logs of a failure before it raises it, unless the user has asked for logs."""
+    """Suppress what PyTorch logs about a failure before it raises it, unless the user has enabled logs."""
     if os.environ.get("TORCH_LOGS"):
         yield
         return
@@ -205,8 +205,8 @@ def autocast_as(then: Autocast) -> Iterator[None]:
 
 
 def autocast_written_out(program: ExportedProgram) -> ExportedProgram:
-    """The program with the casts that `torch.autocast` implies as operators: around it now or when it was exported,
-    and in the model."""
+    """The program with the casts of `torch.autocast` as explicit operators: autocast around it now or when it was
+    exported, and inside the model."""
     if any(on for _, on, _ in autocast_now()):
         return retraced(program, {})
     kind, dtype = next(filter(None, map(_cast_by, program.graph.nodes)), (None, None))
@@ -217,7 +217,7 @@ def autocast_written_out(program: ExportedProgram) -> ExportedProgram:
 
 
 def _cast_by(node: Any) -> tuple[str, torch.dtype] | None:
-    """The autocast under which this node was exported, if it multiplies float32 and gives 16 bits."""
+    """The autocast under which this node was exported, if it multiplies float32 and returns 16 bits."""
     name = str(getattr(node.target, "overloadpacket", "")).removeprefix("aten.")
     value = node.meta.get("val")
     if name not in _IN_16_BITS or not isinstance(value, torch.Tensor):
@@ -230,14 +230,14 @@ def _cast_by(node: Any) -> tuple[str, torch.dtype] | None:
 
 
 def _is_wrapped(node: Any) -> bool:
-    """Whether it is a part of the model under autocast, or under another gradient mode: a graph of its own."""
+    """Whether it is a part of the model under autocast or another gradient mode: a nested graph."""
     return isinstance(node.target, torch._ops.HigherOrderOperator) and node.target.name().startswith(
         "wrap_with_"
     )
 
 
 def _explained(what: str, error: Exception) -> str:
-    """What failed, the first lines of PyTorch's message, and the line of the user's code that it stopped at."""
+    """What failed, the first lines of PyTorch's message, and the line of the user's code where it stopped."""
     lines = [line.rstrip() for line in str(error).splitlines() if line.strip()][:4]
     text = f"{what}: {type(error).__name__}: " + "\n  ".join(lines)
     file, line, code = _user_frame(error)
@@ -245,7 +245,7 @@ def _explained(what: str, error: Exception) -> str:
 
 
 def _user_frame(error: Exception) -> tuple[str, int, str]:
-    """Of the frames below the export call, the last that is not PyTorch's. The first frame is ours."""
+    """The last frame below the export call that is not PyTorch's. The first frame is Tilewright's."""
     frames = traceback.format_exception(type(error), error, error.__traceback__)
     own = f'File "{__file__}"'
     frame = last_user_frame("".join(part for part in frames if own not in part))
@@ -253,12 +253,12 @@ def _user_frame(error: Exception) -> tuple[str, int, str]:
 
 
 def argument_names(model: nn.Module) -> tuple[str, ...]:
-    """The names of the parameters of `forward` that can be given by name."""
+    """The parameters of `forward` that can be passed by name."""
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return tuple(p.name for p in inspect.signature(model.forward).parameters.values() if p.kind in named)
 
 
 def program_argument_names(program: ExportedProgram) -> tuple[str, ...]:
-    """The same of a program, which remembers those that it was exported with."""
+    """The same for a program, which records those that it was exported with."""
     signature = program.module_call_graph[0].signature if program.module_call_graph else None
     return tuple(getattr(signature, "forward_arg_names", None) or ())

@@ -1,4 +1,5 @@
-"""What of a captured graph stays with PyTorch: each operator with its reason, its line of the user's code, its work."""
+"""Operators of a captured graph that stay in PyTorch: the reason, the line of the user's code, and the work
+of each."""
 
 from __future__ import annotations
 
@@ -13,9 +14,7 @@ from torch.utils import flop_counter
 
 from tilewright.frontend.torch.source_location import location_of
 
-_PER_ELEMENT = (
-    8  # operations, of an operator that nothing is known of: a function, or a few steps of an algorithm
-)
+_PER_ELEMENT = 8  # operations per element of an unknown operator: a function, or a few steps of an algorithm
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Left:
 
 
 def left_of(nodes: Iterable[fx.Node], reasons: Mapping[str, str]) -> tuple[Left, ...]:
-    """Those of the nodes that are named in `reasons` and compute something: views cost nothing."""
+    """The nodes named in `reasons` that compute something; views cost nothing."""
     return tuple(
         _left(node, reasons[node.name]) for node in nodes if node.name in reasons and _computes(node)
     )
@@ -44,7 +43,7 @@ def _left(node: fx.Node, reason: str) -> Left:
 
 
 def _computes(node: fx.Node) -> bool:
-    """Whether it has a result in memory that no operand owns."""
+    """Whether a result has its own memory."""
     if node.op != "call_function":
         return False
     owned = {_storage(value) for operand in node.all_input_nodes for value in _values(operand)}
@@ -67,7 +66,7 @@ def _bytes(values: Iterable[torch.Tensor]) -> float:
 
 
 def _flops(node: fx.Node) -> float:
-    """By PyTorch's own formula where it has one; n^3 for linear algebra; otherwise some for each element."""
+    """By PyTorch's own formula if it has one; n^3 for linear algebra; otherwise a few per element."""
     operands = [value for n in node.all_input_nodes for value in _values(n)]
     formula = flop_counter.flop_registry.get(getattr(node.target, "overloadpacket", None))
     if formula is not None:

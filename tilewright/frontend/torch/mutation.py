@@ -1,9 +1,9 @@
-"""In-place operators: writes of a program into its own values become new values.
+"""Functionalise in-place operators: writes of a program to its own values become new values.
 
 An exported program may still hold operators such as `relu_`. Most write into a whole value that nothing else views;
-they are converted as the operator without the underscore, and every name of that value is pointed at the result.
-Anything more tangled (a write through a slice, a value with views) is left to PyTorch's own functionalisation, which
-retraces the program. What remains written afterwards are the model's buffers and inputs, and those are an error.
+they are converted as the operator without the underscore, and every name of that value is pointed at the result. More
+complex cases (a write through a slice, a value with views) are left to PyTorch's own functionalisation, which
+retraces the program. Only writes to the model's buffers and inputs remain, and those are errors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from tilewright.errors import MutationError
 from tilewright.frontend.torch.decompose import retraced
 
-# Operators marked as writing that leave every value as it is.
+# Operators marked as writing that leave every value unchanged.
 _HARMLESS = {"aten.detach_.default", "aten.requires_grad_.default"}
 # Operators that return their operand itself, though their schema does not say so.
 _PASSING = {"aten.dropout.default", "aten.feature_dropout.default", "aten.alpha_dropout.default"}
@@ -32,7 +32,7 @@ def writes(node: Any) -> bool:
 
 
 def functional_name(name: str) -> str:
-    """aten.relu_.default -> aten.relu.default; also for the operators that write and lose nothing by it."""
+    """aten.relu_.default -> aten.relu.default; also for operators whose write has no effect."""
     namespace, operator, overload = name.split(".")
     return f"{namespace}.{operator.removesuffix('_')}.{overload}"
 
@@ -56,7 +56,7 @@ class Aliases:
             self._add(node)
 
     def same(self, node: Any) -> list[Any]:
-        """The nodes that stand for exactly the tensor of `node`."""
+        """The nodes that represent exactly the tensor of `node`."""
         return self._nodes[self._tensor[node]]
 
     def _is_simple(self, node: Any) -> bool:
@@ -109,8 +109,8 @@ def _may_be_view(node: Any) -> bool:
 
 def functionalised(program: ExportedProgram, *, outside: bool = False) -> ExportedProgram:
     """The program as a function: at most simple writes in its main graph, and no region with autocast on, whose casts
-    would be implied. MutationError if it writes to its buffers or inputs; with `outside`, writes to its inputs are
-    allowed, and are the first of its outputs (`graph_signature.user_inputs_to_mutate`)."""
+    would be implicit. Raises MutationError if it writes to its buffers or inputs; with `outside`, writes to its
+    inputs are allowed, and are its first outputs (`graph_signature.user_inputs_to_mutate`)."""
     check_signature(program, outside=outside)
     graphs = [m.graph for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
     writing = [graph for graph in graphs if any(writes(node) for node in graph.nodes)]

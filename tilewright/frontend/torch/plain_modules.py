@@ -1,4 +1,4 @@
-"""PyTorch's attention modules as they are written down: without fast paths, and without decisions by a mask's values.
+"""Trace PyTorch's attention modules without fast paths, and without decisions based on a mask's values.
 
 `nn.TransformerEncoder` and `nn.TransformerDecoder` compare a mask with a causal one, to set a hint that changes no
 result. A tracer cannot follow a branch on a tensor's values, so while a model is traced the hint is what the caller
@@ -16,12 +16,12 @@ from torch.nn.modules import transformer
 
 
 def given_is_causal(mask: Any, is_causal: Any = None, size: Any = None) -> bool:
-    """In the place of `_detect_is_causal_mask`, with its signature: True only if the caller says so."""
+    """Replaces `_detect_is_causal_mask`, with its signature: True only if the caller says so."""
     return is_causal is True
 
 
 class _Plain:
-    """Of the exports under way the first one changes the modules, and the last one changes them back."""
+    """A reference-counted patch: the first of several exports changes the modules, and the last one restores them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -44,11 +44,11 @@ class _Plain:
                 torch.backends.mha.set_fastpath_enabled(fast_path)
 
 
-plain_modules = _Plain()  # with plain_modules: the modules so, for an export
+plain_modules = _Plain()  # used as `with plain_modules:` around an export
 
 
 def teach_dynamo() -> None:
-    """The same for Dynamo, once per process: without it a mask splits the encoder, and all of it runs in PyTorch."""
-    # Another PyTorch, or done before: a mask then splits the graph, as it would without this.
+    """The same for Dynamo, once per process: otherwise a mask splits the encoder, and all of it runs in PyTorch."""
+    # Another PyTorch version, or already done: a mask then splits the graph.
     with suppress(AttributeError, TypeError, ValueError):
         torch.compiler.substitute_in_graph(transformer._detect_is_causal_mask)(given_is_causal)

@@ -1,7 +1,8 @@
-"""An exported program as a graph: placeholders, then one converter call per node, all failures collected.
+"""Convert an exported program to a graph: placeholders, then one converter call per node, with all failures
+collected.
 
-What a converter returns is checked against the type that PyTorch exported. A node that cannot be converted is noted,
-and a placeholder of the right type takes its place, so that one error names every unsupported operator of the model.
+The result of a converter is checked against the exported type. A node that cannot be converted is recorded and
+replaced by a placeholder of the right type, so that one error names every unsupported operator of the model.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ class Failure:
     operator: str
     reason: str
     location: str
-    origin: str  # name of the node of the first program that it comes from
+    origin: str  # the node of the original program that it comes from
     target: Any  # the operator, if PyTorch's decomposition of it might help; else None
 
 
 @dataclass(frozen=True)
 class Literal:
-    """An argument or a result that is no tensor: part of the program."""
+    """A non-tensor argument or result: part of the program."""
 
     value: Any
 
@@ -59,11 +60,11 @@ class ImportedProgram:
         Literal | None, ...
     ]  # each leaf of the call: None for a tensor, the next input of the graph
     outputs: tuple[Literal | None, ...]  # each leaf of the result: None for a tensor, the next output
-    writes: tuple[int, ...] = ()  # the first outputs of the graph are new values of these of its inputs
+    writes: tuple[int, ...] = ()  # the first outputs of the graph are new values of these inputs
 
 
 class _Poison:
-    """The value of a node that failed and has no type of ours; what uses it is not a failure of its own."""
+    """The value of a failed node without a supported type; its uses are not further failures."""
 
 
 _POISON = _Poison()
@@ -74,8 +75,8 @@ class _Poisoned(Exception):
 
 
 def import_program(program: ExportedProgram, *, outside: bool = False) -> ImportedProgram:
-    """UnsupportedOpsError names every operator that cannot be converted, MutationError every buffer that is written.
-    With `outside` the program may write to its inputs: see `ImportedProgram.writes`."""
+    """Import a program. UnsupportedOpsError names every operator that cannot be converted, MutationError every buffer
+    that is written. With `outside` the program may write to its inputs: see `ImportedProgram.writes`."""
     result, first, last = _attempt(program, outside)
     if result is None:
         raise UnsupportedOpsError(_uses(first, last), remedy=_REMEDY)
@@ -83,7 +84,7 @@ def import_program(program: ExportedProgram, *, outside: bool = False) -> Import
 
 
 def unsupported_nodes(program: ExportedProgram) -> dict[str, str]:
-    """The nodes of a functional program that stand in the way of importing it, by name, with the reason."""
+    """The nodes of a functional program that prevent its import, by name, with the reason."""
     for node in program.graph.nodes:
         node.meta.pop("from_node", None)  # what this program was made from has names of its own
     _, first, last = _attempt(program, True)
@@ -94,8 +95,8 @@ def unsupported_nodes(program: ExportedProgram) -> dict[str, str]:
 def _attempt(
     program: ExportedProgram, outside: bool
 ) -> tuple[ImportedProgram | None, Sequence[Failure], Sequence[Failure]]:
-    """The program imported, with what has no converter decomposed round by round; else None, and what failed in the
-    first round and in the last."""
+    """Import the program, decomposing operators without a converter round by round; or None, with the failures of the
+    first and of the last round."""
     locations = indices_of(program.graph)
     first: list[Failure] | None = None
     for _ in range(MAX_DECOMPOSITIONS):
@@ -113,7 +114,7 @@ def _attempt(
 
 
 def _uses(first: Sequence[Failure], last: Sequence[Failure]) -> list[tuple[str, str]]:
-    """What to report: the failures that no decomposition could help, as the operators that the user wrote."""
+    """The failures to report: those that no decomposition could resolve, as the operators that the user wrote."""
     written = {failure.origin: failure for failure in first}
     uses: dict[tuple[str, str], None] = {}
     for failure in last:
@@ -174,7 +175,7 @@ class _Walk:
         return value
 
     def _constant(self, node: Any, spec: Any) -> Any:
-        """A parameter, buffer or lifted constant. Tensors that are the same memory are one node."""
+        """A parameter, buffer or lifted constant. Tensors that share memory are one node."""
         program = self.program
         if spec.kind is InputKind.PARAMETER or (
             spec.kind is InputKind.BUFFER and spec.persistent is not False
@@ -204,7 +205,7 @@ class _Walk:
         names = [node.name for node in self.inputs]
         for spec, argument in zip(self.program.graph_signature.output_specs, output.args[0], strict=True):
             if spec.kind is OutputKind.TOKEN:
-                continue  # orders effects, of which a graph has none
+                continue  # orders side effects, which a graph does not have
             if spec.kind is OutputKind.USER_INPUT_MUTATION:
                 if isinstance(values[argument], Node):
                     writes.append(names.index(spec.target))
@@ -259,14 +260,14 @@ class _Walk:
         if convert is None:
             raise Unsupported(_why_not(node))
         for value in _tensors(node.meta.get("val")):
-            tensor_type(value)  # Unsupported for what has no type of ours
+            tensor_type(value)  # raises Unsupported for unsupported types
         ctx = Context(node.name, self._location(node).provenance, node.meta.get("val"))
         keywords = {name: value for name, value in keywords.items() if name not in STORAGE_ARGUMENTS}
         result = convert(ctx, *arguments, **keywords)
         return _checked(node, ctx, result)
 
     def _inlined(self, node: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """A region that only switches gradients or autocast off: its body, in place."""
+        """A region that only disables gradients or autocast: its body, inlined."""
         position = next(i for i, a in enumerate(arguments) if isinstance(a, torch.fx.GraphModule))
         body: Any = arguments[position].graph
         parameters = (n for n in body.nodes if n.op == "placeholder")
@@ -287,7 +288,7 @@ class _Walk:
         self.failures.append(Failure(name, reason, where, origin_of(node), target))
 
     def _location(self, node: Any) -> SourceLocation:
-        """Where the node comes from; what a retracing of the program lost is known from the first program."""
+        """The origin of the node; if a retracing lost it, that of the original program."""
         location, first = location_of(node), self.locations.get(origin_of(node))
         if first is None:
             return location
@@ -295,7 +296,7 @@ class _Walk:
 
 
 def _live(graph: Any) -> set[Any]:
-    """What the outputs need, and every write: assertions and unused results need no converter."""
+    """The nodes that the outputs need, and every write: assertions and unused results need no converter."""
     nodes = list(graph.nodes)
     live: set[Any] = set()
     waiting = [node for node in nodes if node.op == "output" or writes(node)]
@@ -326,7 +327,7 @@ def _item(values: Any, index: int) -> Any:
 
 
 def _producer(node: Any) -> Any:
-    """The node that computes this one: of an item of several results, the node with these results."""
+    """The node that computes this one: for an item of several results, the node with these results."""
     return node.args[0] if node.target is operator.getitem else node
 
 
@@ -359,7 +360,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _placeholder_for(node: Any) -> Any:
-    """A value of the type that the failed node has, so that the walk can go on."""
+    """A value of the failed node's type, so that the conversion can continue."""
     value = node.meta.get("val")
 
     def stand_in(part: Any) -> Any:
@@ -375,7 +376,7 @@ def _placeholder_for(node: Any) -> Any:
 
 
 def _checked(node: Any, ctx: Context, result: Any) -> Any:
-    """The result with its names, each part of the type that was exported."""
+    """The named result, after checking each part against the exported type."""
     value = node.meta.get("val")
     if not isinstance(result, (tuple, list)):
         return ctx.named(_checked_type(node, result, value), node.name)

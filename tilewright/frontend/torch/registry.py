@@ -1,4 +1,4 @@
-"""The converters: from the name of an ATen operator to the function that writes it in operators of the graph.
+"""The registry of converters: functions that express an ATen operator by graph operators.
 
     @converter("aten.add.Tensor", "aten.add.Scalar")
     def add(ctx: Context, a: Operand, b: Operand, alpha: Number = 1) -> Node: ...
@@ -21,19 +21,19 @@ Converter = Callable[..., Any]
 _F = TypeVar("_F", bound=Converter)
 _TABLE: dict[str, Converter] = {}
 
-# Keyword arguments that change neither the values nor the type of a result.
+# Keyword arguments that affect neither the values nor the type of a result.
 STORAGE_ARGUMENTS = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})
 
 
 class Inexpressible(Unsupported):
-    """Unsupported, where no decomposition into simpler operators could help either."""
+    """Unsupported, and no decomposition into simpler operators could help."""
 
 
 Result = Node | Sequence[Node | Absent]
 
 
 def refuse(reason: str, *names: str) -> None:
-    """Registers operators that are known and not supported, for this reason."""
+    """Register operators as known but unsupported, for this reason."""
 
     @converter(*names)
     def convert(*arguments: Any, **keywords: Any) -> Node:
@@ -41,7 +41,7 @@ def refuse(reason: str, *names: str) -> None:
 
 
 def converter(*names: str) -> Callable[[_F], _F]:
-    """Registers a function as the converter of the operators called `names` ("aten.add.Tensor")."""
+    """Register a function as the converter of the operators called `names` ("aten.add.Tensor")."""
 
     def add(function: _F) -> _F:
         for name in names:

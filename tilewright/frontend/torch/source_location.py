@@ -1,4 +1,4 @@
-"""Where in the user's model an exported node comes from."""
+"""The origin of an exported node in the user's model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tilewright.graph.provenance import Provenance
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*(?:\n\s+(?P<code>[^\n]+))?')
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-# What moves a tensor, or does nothing, is no step that a layer's author would name.
+# Operators that only move data, or do nothing, which a layer's author would not name.
 _UNNAMED = frozenset(
     (
         "alias", "chunk", "clone", "contiguous", "detach", "dropout", "expand", "expand_as", "flatten", "getitem",
@@ -28,7 +28,8 @@ _UNNAMED = frozenset(
 class SourceLocation:
     """A module of the model ("encoder.layers.0") and a line of the user's code; either may be unknown.
 
-    `layer`: the module's path; of a function called in a block of layers, the block's with the function's name."""
+    `layer`: the module's path; for a function called in a block of layers, the block's path with the function's name.
+    """
 
     module: str = ""
     file: str = ""
@@ -61,7 +62,7 @@ class SourceLocation:
 
 
 def location_of(node: Any) -> SourceLocation:
-    """The place of an fx node, from what the exporter noted."""
+    """The origin of an fx node, from the exporter's metadata."""
     stack = node.meta.get("nn_module_stack") or {}
     module = list(stack.values())[-1][0] if stack else ""
     file, line, code = last_user_frame(node.meta.get("stack_trace") or "")
@@ -69,7 +70,7 @@ def location_of(node: Any) -> SourceLocation:
 
 
 def indices_of(graph: Any) -> dict[str, SourceLocation]:
-    """The place of every node of an exported graph, by the node's name, with its layer."""
+    """The origin of every node of an exported graph, by the node's name, with its layer."""
     positions = {node.name: location_of(node) for node in graph.nodes}
     blocks = {""}  # modules with layers inside
     for position in positions.values():

@@ -38,11 +38,9 @@ def from_torch_dtype(dtype: torch.dtype) -> DType:
 
 
 def tensor_type(value: torch.Tensor) -> TensorType:
-    """The type of an exported value; Unsupported when it has a symbolic size or an element type that we lack."""
+    """The type of an exported value; Unsupported for a symbolic size or an unsupported element type."""
     if any(not isinstance(extent, int) for extent in value.shape):
-        if re.search(
-            r"\bu\d", str(tuple(value.shape))
-        ):  # PyTorch's name of a size that only the run can tell
+        if re.search(r"\bu\d", str(tuple(value.shape))):  # PyTorch's name of a data-dependent size
             raise Inexpressible("the shape of its result depends on data")
         raise Inexpressible(f"symbolic shape {tuple(value.shape)}: only static shapes are supported")
     if value.layout is not torch.strided:
@@ -51,7 +49,7 @@ def tensor_type(value: torch.Tensor) -> TensorType:
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """The tensor as an array, sharing its memory where it is contiguous and on the CPU."""
+    """The tensor as an array, sharing its memory if it is contiguous and on the CPU."""
     from_torch_dtype(tensor.dtype)
     tensor = tensor.detach()
     if tensor.device.type != "cpu":
@@ -63,14 +61,14 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
 
 
 def to_torch(value: Any) -> Any:
-    """An array as a tensor that shares its memory; what is none, as it is."""
+    """An array as a tensor that shares its memory; other values unchanged."""
     if isinstance(value, np.generic):
         value = np.asarray(value)
     if not isinstance(value, np.ndarray):
         return value
     value = np.ascontiguousarray(value).reshape(value.shape)
     if not value.flags.writeable:
-        value = value.copy()  # PyTorch warns of memory that it may not write to
+        value = value.copy()  # PyTorch warns about read-only memory
     if value.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(value.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(value)

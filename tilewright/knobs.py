@@ -272,7 +272,7 @@ OPTIONS: tuple[Option, ...] = (
         "choice",
         _one_of(*THREAD_RUNTIMES),
         "auto",
-        "openmp (one already loaded in the process, such as torch's), pool (our own threads), or auto",
+        "openmp (one already loaded in the process, such as torch's), pool (Tilewright's own threads), or auto",
     ),
     Option(
         "numerics",

@@ -116,18 +116,18 @@ def _text_details(here: str, there: str) -> tuple[str, ...]:
 def _machine_details(here: Mapping[str, Any], there: Mapping[str, Any], prefix: str = "") -> tuple[str, ...]:
     details: list[str] = []
     for name in sorted({*here, *there}):
-        ours, theirs = here.get(name), there.get(name)
-        if ours == theirs:
+        mine, theirs = here.get(name), there.get(name)
+        if mine == theirs:
             continue
-        if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
-            details += _machine_details(ours, theirs, f"{prefix}{name}.")
-        elif isinstance(ours, list) and isinstance(theirs, list):
-            only_here = [item for item in ours if item not in theirs]
-            only_there = [item for item in theirs if item not in ours]
+        if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
+            details += _machine_details(mine, theirs, f"{prefix}{name}.")
+        elif isinstance(mine, list) and isinstance(theirs, list):
+            only_here = [item for item in mine if item not in theirs]
+            only_there = [item for item in theirs if item not in mine]
             parts = [("only here", only_here), ("only there", only_there)]
             details += [
                 f"{prefix}{name} {where} {', '.join(map(str, items))}" for where, items in parts if items
             ]
         else:
-            details.append(f"{prefix}{name}: {ours} here, {theirs} there")
+            details.append(f"{prefix}{name}: {mine} here, {theirs} there")
     return tuple(details)

@@ -1,6 +1,6 @@
 """layout: store every value in the axis order that minimises the time of kernels and permutes together.
 
-    permute(conv(x, w) channels_first)        ->      conv(permute(x), permute(w)) channels_last, read as it lies
+    permute(conv(x, w) channels_first)        ->      conv(permute(x), permute(w)) channels_last, read in place
 
 Every value is a stored node plus the order of its axes in storage. A permute then costs nothing: it relabels the same
 storage. `layout_choices.py` lists the orders that each operator supports; `layout_assignment.py` chooses among them

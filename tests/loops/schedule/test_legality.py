@@ -226,7 +226,7 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "packed under a prefetch": (
         lambda: of(MATMUL, constants=[1]).prefetch("product.r0", "b").pack("b", [20, 37]),
-        "pack: b is prefetched where it lies now",
+        "pack: b is already prefetched unpacked",
     ),
     "nothing reads it": (lambda: of(MATMUL).pack("out", [6, 37]), "pack: nothing reads out"),
     # prefetch
@@ -243,7 +243,7 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: (
             of(MATMUL).reorder("product.i1", "product.r0").prefetch("product.i1", "b", spread="product.r0")
         ),
-        "what loop product.i1 reads of b is not one piece of memory",
+        "what loop product.i1 reads of b is not contiguous in memory",
     ),
     "fetch over what stays": (
         lambda: of(MATMUL).prefetch("product.i0", "b", spread="product.r0"),

@@ -38,7 +38,7 @@ def import_onnx(
     `example_inputs` (a tuple of arrays, a dict by name, or one array) give the sizes of dimensions that the model
     leaves open; without open dimensions they are not needed. With `pin`, an input whose value decides shapes (the
     target of a Reshape, the axes of a sum) is taken to have the example's value always: the result's `pinned` says
-    which. With `pin_elements`, only inputs of at most so many elements are: a model for one image is of no use.
+    which. With `pin_elements`, only inputs with at most that many elements are, so that no image is fixed.
     `max_bytes` is the memory that the import may take; the option `import_memory` by default.
 
     Errors: ModelFileError (not a sound model; ExternalDataError, ModelSizeError), UnknownShapeError (dimensions that

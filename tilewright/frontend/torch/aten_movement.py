@@ -475,7 +475,7 @@ def _replicated(extent: int, before: int, after: int) -> np.ndarray:
 
 
 def _circular(extent: int, before: int, after: int) -> np.ndarray:
-    """A negative padding cuts off first, and what is left goes round."""
+    """Apply negative padding first, then wrap around what is left."""
     first, last = max(-before, 0), extent - max(-after, 0)
     room = last - first
     return first + np.arange(-max(before, 0), room + max(after, 0)) % max(room, 1)

@@ -68,7 +68,7 @@ def _packed_constant(nest: Nest, tile: Tile, packing: Packing) -> Nest:
     if nest.packings[number] is not None:
         raise ScheduleError(f"pack: {tile.name} is packed already")
     if any(isinstance(node, Fetch) and node.tile == tile for _, node in walk(nest.body)):
-        raise ScheduleError(f"pack: {tile.name} is prefetched where it lies now; pack it before")
+        raise ScheduleError(f"pack: {tile.name} is already prefetched unpacked; pack it first")
     packed = replace(tile, shape=packing.packed_shape)
     return replace(
         nest,

@@ -103,7 +103,7 @@ def _spread(nest: Nest, target: Loop, tile: Tile, ahead: int, level: int, spread
     read_once = math.prod(var.extent for var in steps)
     if not whole or min(steps.values(), default=1) < 1 or size != read_once:
         raise ScheduleError(
-            f"prefetch: what loop {target.name} reads of {tile.name} is not one piece of memory"
+            f"prefetch: what loop {target.name} reads of {tile.name} is not contiguous in memory"
         )
     if target.var not in te.variables(flat(tile, indices)):
         raise ScheduleError(

@@ -107,7 +107,9 @@ def _bandwidth(results: Results) -> list[Criterion]:
 
 def _int8(results: Results) -> list[Criterion]:
     return [
-        Criterion(f"int8 {title}, mean speed over Tilewright's fp32", 1.5, _mean(_over_fp32(_in(results, group))))
+        Criterion(
+            f"int8 {title}, mean speed over Tilewright's fp32", 1.5, _mean(_over_fp32(_in(results, group)))
+        )
         for group, title in (("matmul", "products"), ("conv", "convolutions"))
     ]
 

@@ -50,7 +50,7 @@ class Worker:
 
     @property
     def variant(self) -> str:
-        """Machines of one label that differ are told apart by this."""
+        """Machines of one label that differ are distinguished by this."""
         return fingerprint(self.hello.machine)[:8]
 
     @property

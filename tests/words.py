@@ -76,7 +76,22 @@ WORDS = (
     Word("peers", "baselines"),
     Word("by turns", "interleaved", TEXTS),
     Word("promising", "nondominated, pruned", NAMES),
-    Word("quickly", "upper_bound", NAMES),
+    Word(
+        "quickly",
+        "upper_bound",
+        NAMES,
+        (
+            "tests/support/test_frozen.py",
+            "tilewright/loops/ir.py",
+            "tilewright/loops/tiling.py",
+            "tilewright/space/space.py",
+            "tilewright/space/templates/cpu/contraction.py",
+            "tilewright/space/templates/cpu/fast_algebra/paired_nest.py",
+            "tilewright/space/terms.py",
+            "tilewright/support/frozen.py",
+            "tilewright/te/expr.py",
+        ),
+    ),  # the decorator `quickly_made`
     Word("telling", "informative", NAMES),
     # GEMMs, loops, memory
     Word("matrix product", "matmul, GEMM", TEXTS),

@@ -83,7 +83,7 @@ def connected(pool: Pool | str, trace: Trace) -> Iterator[Connection]:
         workers = Workers()
         for name, reason in workers.refresh().items():
             warnings.warn(f"{name} is not used: {reason}", RuntimeWarning, stacklevel=3)
-        machine = workers.device(wanted.device)
+        machine = workers.choose(wanted.device)
         for message in workers.warnings:
             warnings.warn(message, RuntimeWarning, stacklevel=3)
         yield Connection(workers, machine, trace)

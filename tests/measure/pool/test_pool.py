@@ -207,9 +207,19 @@ def test_compile_tunes_on_the_pool(pool: str, tmp_path: Path) -> None:
 
 def test_a_label_that_nobody_has(workers: Workers) -> None:
     with pytest.raises(PoolError, match="has no device 'cuda:h200'; it has cpu:"):
-        workers.device("cuda:h200")
+        workers.choose("cuda:h200")
     with pytest.raises(PoolError, match="names no device"):
-        workers.device(None)
+        workers.choose(None)
+
+
+def test_a_device_is_not_mixed_with_others_of_the_same_description(
+    workers: Workers, job: TaskJob, configs: list[Config]
+) -> None:
+    own = f"cpu:{host().cpu}"
+    assert workers.choose(own) == job.described
+    with runner_of(workers) as runner:
+        assert len(runner.measure(job, configs[:3])) == 3
+    assert all(device.startswith(own) for device in runner.use)
 
 
 def test_a_drained_node_takes_no_more(pool: str, job: TaskJob, configs: list[Config]) -> None:

@@ -77,6 +77,7 @@ class Workers:
         self.aside: dict[str, str] = {}  # why they get no work
         self._back: dict[str, float] = {}  # when those may be asked again that only had trouble
         self._troubles: Counter[str] = Counter()
+        self._label = ""  # of the device that was chosen
         self.warnings: list[str] = []
 
     def refresh(self) -> dict[str, str]:
@@ -152,12 +153,16 @@ class Workers:
         return [worker for worker in self._known.values() if not worker.is_timer]
 
     def timers(self, machine: str | None = None) -> list[Worker]:
-        """Of devices that are described like this; all where it is None."""
-        return [w for w in self._known.values() if w.is_timer and machine in (None, w.machine)]
+        """Those of the device that was chosen, or of all devices; only of this machine where one is described."""
+        return [
+            w
+            for w in self._known.values()
+            if w.is_timer and machine in (None, w.machine) and self._label in ("", w.hello.label)
+        ]
 
-    def device(self, label: str | None) -> str:
-        """The description of the device that a label means: PoolError where nobody has it. Of machines of one label
-        that differ, most are of the one that is taken; `label#variant` names one."""
+    def choose(self, label: str | None) -> str:
+        """Use timers of this device alone: its description. PoolError where nobody has it. Of machines of one label
+        that differ, the most frequent kind is taken; `label#variant` names one."""
         wanted, _, variant = (label or "").partition("#")
         able = [
             w
@@ -177,6 +182,7 @@ class Workers:
                 sorted({f"{w.hello.label}#{w.variant}" for w in able if w.machine != machines[0]})
             )
             self.warnings.append(f"machines of the label {wanted or labels[0]} differ; not used: {others}")
+        self._label = wanted or labels[0]
         return machines[0]
 
     # -- Ray, so that the driver needs no import of it -----------------------------------------------------------

@@ -79,7 +79,7 @@ def test_a_misspelt_variable_and_a_wrong_value_are_problems(monkeypatch: pytest.
     monkeypatch.setenv("TILEWRIGHT_TREADS", "4")
     monkeypatch.setenv("TILEWRIGHT_NUMERICS", "sloppy")
     problems = [finding for finding in examine({}, measure=False) if finding.verdict == PROBLEM]
-    assert "TILEWRIGHT_TREADS is no option" in problems[0].text
+    assert "TILEWRIGHT_TREADS is not an option" in problems[0].text
     assert "'TILEWRIGHT_THREADS'" in problems[0].remedy
     assert any("TILEWRIGHT_NUMERICS='sloppy' must be one of" in finding.text for finding in problems)
 

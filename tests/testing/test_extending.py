@@ -105,7 +105,7 @@ def test_a_config_that_is_none_of_its_space_is_refused(registered: str) -> None:
 def test_what_is_no_template_is_refused() -> None:
     with pytest.raises(OptionError, match="is not a template"):
         register_template(object())  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match=r"target must be one of 'cpu', 'cuda', got 'tpu'"):
+    with pytest.raises(OptionError, match=r"target must be one of 'cpu', 'cuda', 'gemmini', got 'tpu'"):
         register_template(extensions.Plain(), target="tpu")
     for taken in ("contraction", "default", "sketch:mine"):
         with pytest.raises(OptionError, match="already"):

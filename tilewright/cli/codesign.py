@@ -61,6 +61,7 @@ def codesign(
     json: JSON = False,
 ) -> None:
     """Search for an accelerator (Gemmini) and for the mapping of each layer on it, together: least energy times delay.
+
     Ctrl-C keeps the best so far."""
     from tilewright.codesign.library import library_mapping
     from tilewright.codesign.network import Evaluator, Limits, Network, joined

@@ -10,6 +10,7 @@ from tilewright.codegen.cache import ObjectCache
 from tilewright.codegen.gemmini.cycles import simulate
 from tilewright.codegen.gemmini.layers import Placement, layer_program
 from tilewright.codegen.llvm import generator as llvm
+from tilewright.codegen.llvm.workers import Workers
 from tilewright.errors import LayerFitError
 from tilewright.hw.gemmini_system import GemminiSystem
 from tilewright.link import Linkable
@@ -27,11 +28,20 @@ _MAX_DRAM = 1 << 31
 _DTYPES = {"data": "i8", "weights": "i8", "bias": "i32", "residual": "i8"}
 
 
+def workers(kernels: int) -> Workers | None:
+    """For kernels of the host."""
+    return llvm.workers(kernels)
+
+
 def build(
-    kernel: Kernel, machine: GemminiSystem, numerics: str, cache: ObjectCache | None
+    kernel: Kernel,
+    machine: GemminiSystem,
+    numerics: str,
+    cache: ObjectCache | None,
+    workers: Workers | None = None,
 ) -> tuple[Linkable, bool]:
     if not isinstance(kernel, GemminiKernel):
-        return llvm.build(kernel, machine.host, numerics, cache)
+        return llvm.build(kernel, machine.host, numerics, cache, workers)
     program, header = compiled(kernel, machine)
     words = f"gemmini: {header.instructions:,} instructions, {header.cycles:,} cycles, {kernel.decisions}"
     sizes = [

@@ -43,6 +43,8 @@ from tilewright.space.candidates import Candidates
 from tilewright.space.space import Config
 from tilewright.space.template import Work
 
+pytestmark = pytest.mark.slow  # Ray's nodes take half a minute, and leave threads and handlers in the process
+
 PSEUDO = Device("cpu:pseudo", timing="tilewright.testing.pool:serve")
 
 
@@ -220,6 +222,13 @@ def test_a_device_is_not_mixed_with_others_of_the_same_description(
     with runner_of(workers) as runner:
         assert len(runner.measure(job, configs[:3])) == 3
     assert all(device.startswith(own) for device in runner.use)
+
+
+def test_the_callers_signal_handler_is_kept(pool: str) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with cluster.connected(pool, cluster.read_token(pool)):
+        pass
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_drained_node_takes_no_more(pool: str, job: TaskJob, configs: list[Config]) -> None:

@@ -20,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -230,10 +231,11 @@ def connected(
         )
     from ray._raylet import AuthenticationTokenLoader, Config
 
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGTERM)
     with _variables(_environment(token)):
-        Config.initialize(
-            ""
-        )  # Ray reads the environment when it is imported: once more, with this pool's token
+        # Ray reads the environment when it is imported: once more, with this pool's token.
+        Config.initialize("")
         AuthenticationTokenLoader.instance().reset_cache()
         deadline = time.monotonic() + (_START_SECONDS if process is not None else 0.0)
         while True:
@@ -255,6 +257,8 @@ def connected(
             yield
         finally:
             ray.shutdown()
+            if is_main:
+                signal.signal(signal.SIGTERM, handler)  # Ray has put its own there, which ends the process
 
 
 def _init(address: str) -> None:

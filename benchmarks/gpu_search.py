@@ -296,7 +296,7 @@ class Listed(Space):
         def is_legal(values: Mapping[str, Value]) -> bool:
             return frozenset(values.items()) in known
 
-        return cls(space.template, space.knobs, is_legal, space.together, tuple(listed))
+        return cls(space.template, space.knobs, is_legal, space.together, listed=tuple(listed))
 
     @cached_property
     def size(self) -> int:

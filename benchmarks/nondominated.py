@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, ClassVar, Generic, TypeVar
 
 from tilewright.dtypes import DType
 from tilewright.loops.tiling import extent_of
@@ -35,7 +36,8 @@ from tilewright.space.candidates import Candidates
 from tilewright.space.implementation import Implementation, Kernel
 from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.template import Applied
-from tilewright.space.templates.cpu.contraction import AppliedContraction, ContractionTiling
+from tilewright.space.templates.cpu.contraction import AppliedContraction
+from tilewright.space.templates.cpu.contraction_terms import ContractionTiling
 from tilewright.space.templates.cpu.fast_algebra.paired import AppliedPaired
 from tilewright.space.templates.cpu.fast_algebra.paired_nest import PairedTiling as PairedShape
 from tilewright.space.templates.cpu.fast_algebra.strassen import AppliedStrassen
@@ -236,9 +238,16 @@ class NondominatedContraction:
         return next(tuple(map(int, knob.choices)) for knob in self.applied.space.knobs if knob.name == name)
 
 
+S = TypeVar("S")
+
+
 @dataclass(frozen=True)
-class NondominatedWinograd:
-    applied: AppliedWinograd
+class _BestDealt(Generic[S]):
+    """The configs whose scratch memory fits L2, if any does, and whose slowest thread takes little longer than that of
+    the best of these."""
+
+    applied: Any
+    slack: ClassVar[float]  # of the time of the slowest thread
 
     @cached_property
     def space(self) -> Space:
@@ -246,76 +255,72 @@ class NondominatedWinograd:
         return Space(whole.template, whole.knobs, self._legal, whole.together)
 
     def _legal(self, values: Mapping[str, Value]) -> bool:
-        if not self.applied.space.legal(values):
+        if not self._is_considered(values):
             return False
         shape = self.applied.shape_of(values)
-        fitting, best = self._best[shape.outputs]
-        return fitting == self._fits(shape) and self._slowest(shape) <= _TILE_SLACK * _DEAL_SLACK * best
+        fitting, best = self._best[self._compared_with(shape)]
+        return fitting == self._fits(shape) and self._slowest(shape) <= self.slack * best
 
     @cached_property
-    def _best(self) -> dict[int, tuple[bool, float]]:
-        """For each size of tiles, whether any block fits L2, and the least of `_slowest` of these."""
-        found: dict[int, tuple[bool, float]] = {}
+    def _best(self) -> dict[object, tuple[bool, float]]:
+        """For those that are compared with each other: whether any fits L2, and the least of `_slowest` of these."""
+        every: dict[object, list[S]] = {}
         for config in self.applied.space.configs():
-            shape = self.applied.shape_of(dict(config.values))
-            fits, slowest = self._fits(shape), self._slowest(shape)
-            before, least = found.get(shape.outputs, (fits, slowest))
-            if fits == before:
-                found[shape.outputs] = fits, min(slowest, least)
-            elif fits:
-                found[shape.outputs] = True, slowest
+            if self._is_considered(dict(config.values)):
+                shape = self.applied.shape_of(dict(config.values))
+                every.setdefault(self._compared_with(shape), []).append(shape)
+        found = {}
+        for key, shapes in every.items():
+            fitting = [shape for shape in shapes if self._fits(shape)]
+            found[key] = bool(fitting), min(map(self._slowest, fitting or shapes))
         return found
 
-    def _fits(self, shape: WinogradShape) -> bool:
-        scratch = (shape.seen_size + shape.products_size) * DType.F32.bytes
-        return scratch <= _SECOND_CACHE * self.applied.machine.caches.l2_per_core
+    def _fits(self, shape: S) -> bool:
+        return self._scratch_bytes(shape) <= _SECOND_CACHE * self.applied.machine.caches.l2_per_core
+
+    def _is_considered(self, values: Mapping[str, Value]) -> bool:
+        return bool(self.applied.space.legal(values))
+
+    def _compared_with(self, shape: S) -> object:
+        return None
+
+    def _scratch_bytes(self, shape: S) -> int:
+        raise NotImplementedError
+
+    def _slowest(self, shape: S) -> float:
+        """The instructions of the thread with the most products, of the ports that are busy longest."""
+        raise NotImplementedError
+
+
+class NondominatedWinograd(_BestDealt[WinogradShape]):
+    slack = _TILE_SLACK * _DEAL_SLACK
+
+    def _compared_with(self, shape: WinogradShape) -> int:
+        return shape.outputs
+
+    def _scratch_bytes(self, shape: WinogradShape) -> int:
+        return (shape.seen_size + shape.products_size) * DType.F32.bytes
 
     def _slowest(self, shape: WinogradShape) -> float:
-        """The instructions of the thread with the most products, of the ports that are busy longest."""
         iterations = -(-shape.panel_groups * shape.blocks // self.applied.machine.cores)
         tiles = iterations * shape.share * shape.channel_blocks * shape.elements * shape.row_tiles
         return tiles * shape.channels * _busiest_port(shape.rows, shape.vectors)
 
 
-@dataclass(frozen=True)
-class NondominatedStrassen:
-    applied: AppliedStrassen
+class NondominatedStrassen(_BestDealt[StrassenShape]):
+    slack = _TILE_SLACK
 
-    @cached_property
-    def space(self) -> Space:
-        whole = self.applied.space
-        return Space(whole.template, whole.knobs, self._legal, whole.together)
-
-    def _legal(self, values: Mapping[str, Value]) -> bool:
-        if not self._is_complete(values):
-            return False
-        shape = self.applied.shape_of(values)
-        fitting, best = self._best
-        return fitting == self._fits(shape) and self._slowest(shape) <= _TILE_SLACK * best
-
-    def _is_complete(self, values: Mapping[str, Value]) -> bool:
+    def _is_considered(self, values: Mapping[str, Value]) -> bool:
         """Whether it is legal, and neither longer code would be, nor is the weight asked for farther away."""
         longest = max(map(int, next(k.choices for k in self.applied.space.knobs if k.name == "unroll")))
         if values["prefetch"] == 2 or not self.applied.space.legal(values):
             return False
         return values["unroll"] == longest or not self.applied.space.legal({**values, "unroll": longest})
 
-    @cached_property
-    def _best(self) -> tuple[bool, float]:
-        """Whether any block fits L2, and the least of `_slowest` of these."""
-        shapes = [
-            self.applied.shape_of(dict(config.values))
-            for config in self.applied.space.configs()
-            if self._is_complete(dict(config.values))
-        ]
-        fitting = [shape for shape in shapes if self._fits(shape)]
-        return bool(fitting), min(map(self._slowest, fitting or shapes))
-
-    def _fits(self, shape: StrassenShape) -> bool:
-        return shape.scratch_bytes <= _SECOND_CACHE * self.applied.machine.caches.l2_per_core
+    def _scratch_bytes(self, shape: StrassenShape) -> int:
+        return shape.scratch_bytes
 
     def _slowest(self, shape: StrassenShape) -> float:
-        """The instructions of the thread with the most products, of the ports that are busy longest."""
         iterations = -(-shape.chunks * shape.blocks // self.applied.machine.cores)
         steps = iterations * shape.per_chunk * PRODUCTS * shape.tiles * shape.k_blocks * shape.k_block
         if shape.single:
@@ -323,23 +328,14 @@ class NondominatedStrassen:
         return steps * _busiest_port(shape.rows, shape.vectors)
 
 
-@dataclass(frozen=True)
-class NondominatedPaired:
-    applied: AppliedPaired
-
-    @cached_property
-    def space(self) -> Space:
-        whole = self.applied.space
-        return Space(whole.template, whole.knobs, self._legal, whole.together)
+class NondominatedPaired(_BestDealt[PairedShape]):
+    slack = _DEAL_SLACK
 
     def _legal(self, values: Mapping[str, Value]) -> bool:
-        if not self.applied.space.legal(values):
+        if not super()._legal(values):
             return False
         shape = self.applied.shape_of(values)
-        if values["block"] != self._blocks[shape.rows][shape.block]:
-            return False
-        fitting, best = self._best
-        return fitting == self._fits(shape) and self._slowest(shape) <= _DEAL_SLACK * best
+        return values["block"] == self._blocks[shape.rows][shape.block]
 
     @cached_property
     def _blocks(self) -> dict[int, dict[int, int]]:
@@ -350,20 +346,12 @@ class NondominatedPaired:
             found.setdefault(shape.rows, {}).setdefault(shape.block, config.int("block"))
         return found
 
-    @cached_property
-    def _best(self) -> tuple[bool, float]:
-        """Whether any block fits L2, and the least of `_slowest` of these."""
-        shapes = [self.applied.shape_of(dict(config.values)) for config in self.applied.space.configs()]
-        fitting = [shape for shape in shapes if self._fits(shape)]
-        return bool(fitting), min(map(self._slowest, fitting or shapes))
-
-    def _fits(self, shape: PairedShape) -> bool:
-        return shape.scratch_bytes <= _SECOND_CACHE * self.applied.machine.caches.l2_per_core
+    def _scratch_bytes(self, shape: PairedShape) -> int:
+        return shape.scratch_bytes
 
     def _slowest(self, shape: PairedShape) -> float:
-        """The instructions of the thread with the most register tiles, of the units that are busy longest."""
         iterations = -(-shape.chunks * shape.blocks // self.applied.machine.cores)
-        return iterations * shape.per_chunk * shape.tiles * self.applied.instructions(shape)
+        return float(iterations * shape.per_chunk * shape.tiles * self.applied.instructions(shape))
 
 
 def _busiest_port(rows: int, vectors: int) -> float:

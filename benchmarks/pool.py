@@ -1,10 +1,11 @@
 """What a pool of machines costs and survives, on one machine with pseudo-devices.
 
     python benchmarks/pool.py                    # all of it
-    python benchmarks/pool.py throughput overhead faults simulation [--trials 2000]
+    python benchmarks/pool.py scale overhead faults simulation [--trials 2000]
 
 A pseudo-device sleeps where a real one would time a kernel, so that several fit on two cores; builds, messages,
-seals and processes are real. The tables are for benchmarks/results/pool.md.
+seals and processes are real. `scale` measures pools of 1, 2 and 4 nodes and compares them with the simulation, whose
+costs it measures on one node. The tables are for benchmarks/results/pool.md.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ import statistics
 import sys
 import tempfile
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
@@ -29,7 +32,7 @@ from tests.faults.candidates import product
 from tilewright.hw import host
 from tilewright.measure.building import Made
 from tilewright.measure.pool import cluster
-from tilewright.measure.pool.cluster import Device
+from tilewright.measure.pool.cluster import Device, Share
 from tilewright.measure.pool.driver import PoolRunner
 from tilewright.measure.pool.workers import Workers
 from tilewright.measure.runner import Runner
@@ -42,10 +45,12 @@ from tilewright.testing.pool import FAULTS, fault_log
 QUICK = Device("cpu:pseudo", timing="tilewright.testing.pool:serve")
 SLOW = Device("cpu:pseudo", timing="tilewright.testing.pool:serve_slowly")
 FAULTY = Device(
-    "cpu:pseudo",
+    "cpu:faulty",
     timing="tilewright.testing.pool:serve",
     actor="tilewright.testing.pool:FaultyTimer",
 )
+NODES = (1, 2, 4)
+PATIENCE = 12.0  # seconds after which a timer is taken to hang: its first trial starts processes
 _SHAPES = (
     (32, 48, 40),
     (64, 64, 64),
@@ -84,9 +89,9 @@ def pool(nodes: list[tuple[int, tuple[Device, ...]]]) -> Iterator[Workers]:
         port = probe.getsockname()[1]
         probe.close()
         try:
-            address = cluster.up(port=port, builders=nodes[0][0], devices=nodes[0][1])
-            for builders, devices in nodes[1:]:
-                cluster.join(address, builders=builders, devices=devices)
+            address = cluster.up(Share(*nodes[0]), port)
+            for node in nodes[1:]:
+                cluster.join(Share(*node), address)
             with cluster.connected(address, cluster.read_token(address)):
                 workers = Workers()
                 workers.refresh()
@@ -95,21 +100,32 @@ def pool(nodes: list[tuple[int, tuple[Device, ...]]]) -> Iterator[Workers]:
             cluster.down()
 
 
-def throughput(trials: int) -> None:
-    print("\n| timers | builders | trials/s | of linear |\n| --- | --- | --- | --- |")
-    (job, configs), *_ = jobs(8 * min(trials, 96))
-    single = 0.0
-    for timers in (1, 2, 4):
-        with pool([(2, (SLOW,) * timers)]) as workers:
+def scale(trials: int) -> None:
+    """Pools of 1, 2 and 4 nodes, each with a builder and a sleeping device."""
+    (job, configs), *_ = jobs(8 * min(trials, 200))
+    print("\n| nodes | trials | trials/s | of linear | simulated | simulated/real | driver busy |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    costs, single = Costs(), 0.0
+    for nodes in NODES:
+        with pool([(1, (SLOW,))] * nodes) as workers:
             runner = PoolRunner(workers, 1, user="bench", seed=1)
-            runner.prepare(job, configs)
-            runner.measure(job, configs[:8])  # everyone has started, and code is built
             runner.build(job, configs)
-            begin = time.monotonic()
-            found = runner.measure(job, configs[8:])
-            rate = len(found) / (time.monotonic() - begin)
-        single = single or rate
-        print(f"| {timers} | 2 | {rate:.1f} | {rate / single / timers:.2f} |", flush=True)
+            runner.measure(job, configs[: 4 * nodes])  # everyone has started
+            begin, cpu = time.monotonic(), time.process_time()
+            found = runner.measure(job, configs[4 * nodes : 4 * nodes + 45 * nodes])
+            seconds, spent = time.monotonic() - begin, time.process_time() - cpu
+        rate = len(found) / seconds
+        if not single:  # the costs of one node predict the others
+            single = rate
+            costs = Costs(driver=spent / len(found) / 2, node=max(0.0, 1 / rate - Costs.trial))
+        expected = simulated(nodes, nodes, len(found), costs, built=len(found)).rate
+        cells = (nodes, len(found), f"{rate:.2f}", f"{rate / single / nodes:.3f}", f"{expected:.2f}")
+        share = f"{spent / seconds:.2f}"
+        print(f"| {' | '.join(map(str, cells))} | {expected / rate:.3f} | {share} |", flush=True)
+    print(
+        f"\nCosts measured on one node: driver {costs.driver * 1e3:.2f} ms of processor time a message, node"
+        f" {costs.node * 1e3:.1f} ms a trial beside the {costs.trial * 1e3:.0f} ms that it sleeps."
+    )
 
 
 def overhead(trials: int) -> None:
@@ -137,39 +153,57 @@ def overhead(trials: int) -> None:
     )
 
 
+@dataclass
+class Campaign:
+    """What came of all trials on one kind of device."""
+
+    best: dict[TaskJob, tuple[Config, float]] = field(default_factory=dict)
+    recorded: Counter[tuple[TaskJob, Config]] = field(default_factory=Counter)
+    seconds: float = 0.0
+
+    def measure(self, runner: PoolRunner, label: str, job: TaskJob, configs: list[Config]) -> None:
+        runner.workers.choose(label)
+        begin = time.monotonic()
+        found = runner.measure(job, configs)
+        self.seconds += time.monotonic() - begin
+        for each in found:
+            self.recorded[job, each.config] += 1
+            if each.seconds is not None and (job not in self.best or each.seconds < self.best[job][1]):
+                self.best[job] = (each.config, each.seconds)
+        runner.acknowledge(found)
+
+
 def faults(trials: int) -> None:
     work = jobs(trials)
-
-    def run(device: Device) -> tuple[dict[TaskJob, tuple[Config, float]], int, int, int]:
-        best: dict[TaskJob, tuple[Config, float]] = {}
-        count, twice = 0, 0
-        with pool([(2, (device, device)), (0, (device, device))]) as workers:
-            runner = PoolRunner(workers, 1, user="bench", seed=1, patience=4.0)
-            for job, configs in work:
-                for start in range(0, len(configs), 16):
-                    found = runner.measure(job, configs[start : start + 16])
-                    runner.acknowledge(found)
-                    print(f"{count} trials", file=sys.stderr, end="\r")
-                    twice += len(found) - len({each.config for each in found})
-                    for each in found:
-                        count += 1
-                        if each.seconds is not None and (job not in best or each.seconds < best[job][1]):
-                            best[job] = (each.config, each.seconds)
-            return best, count, twice, runner.given_again
-
-    expected, total, _, _ = run(QUICK)
     fault_log().unlink(missing_ok=True)
-    begin = time.monotonic()
-    best, count, twice, again = run(FAULTY)
+    steady, faulty = Campaign(), Campaign()
+    nodes: list[tuple[int, tuple[Device, ...]]] = [(2, (QUICK, *(FAULTY,) * 4)), (0, (QUICK, *(FAULTY,) * 4))]
+    with pool(nodes) as workers, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        runner = PoolRunner(workers, 1, user="bench", seed=1, patience=PATIENCE)
+        for number, (job, configs) in enumerate(work):
+            runner.build(job, configs)
+            steady.measure(runner, QUICK.label, job, configs)
+            before = runner.given_again
+            if number + 1 < len(work):
+                runner.prepare(*work[number + 1])  # built meanwhile
+            faulty.measure(runner, FAULTY.label, job, configs)
+            print(
+                f"{sum(faulty.recorded.values())} trials, {runner.given_again - before} given again", end="\r"
+            )
+            sys.stdout.flush()
     kinds = Counter(fault_log().read_text().split())
+    total = sum(len(configs) for _, configs in work)
+    lost = total - len(faulty.recorded)
+    twice = sum(count - 1 for count in faulty.recorded.values())
+    same = sum(faulty.best.get(job) == steady.best[job] for job in steady.best)
     print(
-        "\n| trials | faults | given again | lost | counted twice | best configs as without faults | seconds |"
+        "\n| trials | faults | given again | missing | counted twice | same best configs | s | without faults |"
     )
-    print("| --- | --- | --- | --- | --- | --- | --- |")
-    same = sum(best.get(job) == expected[job] for job in expected)
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     print(
-        f"| {total} | {sum(kinds.values())} | {again} | {total - count} | {twice} | {same} of {len(expected)} |"
-        f" {time.monotonic() - begin:.0f} |"
+        f"| {total} | {sum(kinds.values())} | {runner.given_again} | {lost} | {twice} | {same} of {len(work)} |"
+        f" {faulty.seconds:.0f} | {steady.seconds:.0f} |"
     )
     print("\nFaults: " + ", ".join(f"{kinds[fault]} {fault}" for fault in FAULTS))
 
@@ -177,23 +211,26 @@ def faults(trials: int) -> None:
 def simulation(trials: int) -> None:
     costs = Costs()
     print(f"\nSimulated, with {costs}:\n")
-    print("| devices | builders | trials/s | of linear | driver busy |\n| --- | --- | --- | --- | --- |")
+    print("| devices | builders | trials/s | of linear | driver busy | store busy |")
+    print("| --- | --- | --- | --- | --- | --- |")
     for devices in (1, 2, 4, 16, 64, 256, 1000):
-        builders = -(-devices * 2)
+        builders = 2 * devices
         result = simulated(devices, builders, trials=max(400, 40 * devices), costs=costs)
-        linear = result.rate / devices * costs.trial
-        print(f"| {devices} | {builders} | {result.rate:.1f} | {linear:.2f} | {result.driver_busy:.2f} |")
+        linear = result.rate / devices * (costs.trial + costs.node)
+        cells = (devices, builders, f"{result.rate:.1f}", f"{linear:.2f}", f"{result.driver_busy:.2f}")
+        print(f"| {' | '.join(map(str, cells))} | {result.store_busy:.2f} |")
+
+
+PARTS = {"scale": scale, "overhead": overhead, "faults": faults, "simulation": simulation}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="*", default=["throughput", "overhead", "faults", "simulation"])
+    parser.add_argument("parts", nargs="*", default=list(PARTS))
     parser.add_argument("--trials", type=int, default=2000)
     given = parser.parse_args()
     for part in given.parts:
-        {"throughput": throughput, "overhead": overhead, "faults": faults, "simulation": simulation}[part](
-            given.trials
-        )
+        PARTS[part](given.trials)
 
 
 if __name__ == "__main__":

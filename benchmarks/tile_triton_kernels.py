@@ -98,7 +98,10 @@ def attention(
     best = tl.full((BM,), -1e30, tl.float32)
     total = tl.zeros((BM,), tl.float32)
     acc = tl.zeros((BM, D), tl.float32)
-    for first in range(0, length, BN):
+    end = length
+    if CAUSAL:  # behind its own rows, a block sees nothing
+        end = tl.minimum(length, (tl.program_id(0) + 1) * BM)
+    for first in range(0, end, BN):
         n = first + tl.arange(0, BN)
         at = head + n[:, None] * D + d[None, :]
         inside = n[:, None] < length

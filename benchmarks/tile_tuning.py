@@ -1,11 +1,12 @@
 """How well tile kernels are tuned: an exhaustive search, ours in a fifth of its time, and random search in the same.
 
-    python benchmarks/tile_tuning.py --kernels matmul_gelu softmax --seeds 3
+    python benchmarks/tile_tuning.py --threads 1 --seeds 3                  # all; --markdown FILE writes the table
+    python benchmarks/tile_tuning.py --kernels matmul_gelu softmax
 
 For each of the ten kernels of `tests/tile/kernels.py`, on this processor: all configs of its space are measured, which
-takes so many seconds; then each search has a fifth of them, with a database of its own. The seconds in which processes
-start do not count for any. At the end the winners run interleaved: the table has the time of the exhaustive winner over
-that of the search's, 1.00 being as good.
+takes so many seconds; then each search has a fifth of them, with a database of its own and without object code of
+before. The processes that measure are shared and run already. At the end the winners run interleaved: the table has the
+time of the exhaustive winner over that of the search's, 1.00 being as good.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ import numpy as np
 import tilewright
 from tests.tile.kernels import KERNELS, random
 from tilewright import knobs
-from tilewright.measure.runner import Runner
+from tilewright.hw import host
+from tilewright.measure.shared_runner import shared_runner
 from tilewright.space.space import Config
 from tilewright.tune.autotune import Autotuned
 
@@ -133,9 +135,9 @@ def fixed(case: Case, name: str) -> dict[str, Any]:
 
 
 def tuned(name: str, case: Case, folder: Path, search: str, seed: int) -> Autotuned:
-    os.environ[knobs.variable("cache_dir")] = str(
-        folder / f"{search}-{seed}"
-    )  # object code is made anew by each
+    for each in knobs.get("cache_dir").rglob("*"):  # object code is made anew by each
+        if each.is_file():
+            each.unlink()
     made = tilewright.autotune(
         case.space, key=case.key, search=search, seed=seed, db=folder / f"{search}-{seed}.db"
     )
@@ -147,6 +149,7 @@ class Row:
     kernel: str
     configs: int
     exhaustive_seconds: float
+    seconds: float  # of a search
     best_us: float
     ours: float  # time of the best config over that of the winner: 1 is as good
     random: float
@@ -158,22 +161,22 @@ def measured(name: str, seeds: int) -> Row:
     case = cases()[name]
     with tempfile.TemporaryDirectory() as folder:
         every = tuned(name, case, Path(folder), "exhaustive", 0)
+        warm_up(every, case, name)
         begin = time.monotonic()
         result = every.tune(case.grid, *case.arguments, effort="full", budget=3600, **fixed(case, name))
-        started = starting(every, case, name)
-        spent = max(time.monotonic() - begin - 2 * started, 0.0)  # once in the search, and once just now
+        spent = time.monotonic() - begin
         winners: list[tuple[str, dict[str, Any]]] = [("exhaustive", result.config)]
         trials: dict[str, list[int]] = {"guided": [], "random": []}
+        taken: list[float] = []
         for search, counts in trials.items():
             for seed in range(seeds):
                 one = tuned(name, case, Path(folder), search, seed)
+                begin = time.monotonic()
                 found = one.tune(
-                    case.grid,
-                    *case.arguments,
-                    effort="full",
-                    budget=started + spent / _SHARE,
-                    **fixed(case, name),
+                    case.grid, *case.arguments, effort="quick", budget=spent / _SHARE, **fixed(case, name)
                 )
+                if search == "guided":
+                    taken.append(time.monotonic() - begin)
                 winners.append((search, found.config))
                 counts.append(found.trials)
         times = interleaved(every, case, name, [config for _, config in winners])
@@ -186,6 +189,7 @@ def measured(name: str, seeds: int) -> Row:
             name,
             result.trials,
             spent,
+            statistics.mean(taken),
             best * 1e6,
             ratio["guided"],
             ratio["random"],
@@ -194,15 +198,13 @@ def measured(name: str, seeds: int) -> Row:
         )
 
 
-def starting(kernel: Autotuned, case: Case, name: str) -> float:
-    """Seconds until the processes that measure have started and built a config."""
+def warm_up(kernel: Autotuned, case: Case, name: str) -> None:
+    """Start the processes that measure."""
     call = kernel._call(case.grid, kernel._bound(case.arguments, fixed(case, name)))
     try:
         tunable = call.tunable()
-        begin = time.monotonic()
-        with Runner(max(1, tunable.threads)) as runner:
+        with shared_runner(max(1, tunable.threads)) as runner:
             runner.race(tunable.job, [tunable.space.default()], 0.0)
-        return time.monotonic() - begin
     finally:
         call.close()
 
@@ -212,7 +214,7 @@ def interleaved(kernel: Autotuned, case: Case, name: str, configs: Sequence[dict
     try:
         tunable = call.tunable()
         distinct = list(dict.fromkeys(Config.of(tunable.space.template, config) for config in configs))
-        with Runner(max(1, tunable.threads)) as runner:
+        with shared_runner(max(1, tunable.threads)) as runner:
             raced = runner.race(tunable.job, distinct, _RACE_SECONDS)
         times = {
             config: statistics.median(each) if each else math.inf
@@ -223,32 +225,74 @@ def interleaved(kernel: Autotuned, case: Case, name: str, configs: Sequence[dict
         call.close()
 
 
+HEAD = ("kernel", "configs", "exhaustive s", "search s", "best us", "ours", "random", "trials, ours / random")
+
+
+def cells(row: Row) -> list[str]:
+    return [
+        row.kernel, str(row.configs), f"{row.exhaustive_seconds:.1f}", f"{row.seconds:.1f}", f"{row.best_us:.1f}",
+        f"{row.ours:.3f}", f"{row.random:.3f}", f"{row.ours_trials:.1f} / {row.random_trials:.1f}",
+    ]  # fmt: skip
+
+
+def line(texts: Sequence[str]) -> str:
+    return f"{texts[0]:16}" + "".join(f" {text:>12}" for text in texts[1:])
+
+
+def markdown(rows: Sequence[Row], seeds: int, threads: int | None) -> str:
+    def mean(values: Sequence[float]) -> float:
+        return math.exp(statistics.mean(math.log(value) for value in values))
+
+    return "\n".join([
+        "# Tuning tile kernels on a CPU",
+        "",
+        f"{host().cpu}, {threads or 'all'} thread(s) a launch, {seeds} seeds. Made with"
+        " `python benchmarks/tile_tuning.py`:"
+        " an exhaustive search, then each search in a fifth of its time; the time of the exhaustive winner over that of"
+        " the search's, interleaved.",
+        "",
+        "| " + " | ".join(HEAD) + " |",
+        "|" + " --- |" * len(HEAD),
+        *("| " + " | ".join(cells(row)) + " |" for row in rows),
+        "",
+        f"Geometric means: {mean([row.ours for row in rows]):.3f} of the exhaustive best (random search:"
+        f" {mean([row.random for row in rows]):.3f}) in"
+        f" {mean([row.seconds / row.exhaustive_seconds for row in rows]):.2f} of its time.",
+        "",
+    ])  # fmt: skip
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--kernels", nargs="+", choices=list(KERNELS), default=list(KERNELS))
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--threads", type=int, help="of a launch; the default is all cores")
     parser.add_argument("--json", type=Path, help="also write the rows here")
-    options = parser.parse_args(arguments)
-    rows = []
-    print(
-        f"{'kernel':16} {'configs':>7} {'seconds':>8} {'best us':>9} {'ours':>6} {'random':>7} {'trials':>13}"
+    parser.add_argument(
+        "--markdown", type=Path, help="also write a table, of these rows and of those in --json"
     )
+    options = parser.parse_args(arguments)
+    os.environ[knobs.variable("cache_dir")] = tempfile.mkdtemp()
+    if options.threads:
+        os.environ[knobs.variable("threads")] = str(options.threads)
+    rows = []
+    print(line([*HEAD]))
     for name in options.kernels:
         row = measured(name, options.seeds)
         rows.append(row)
-        counts = f"{row.ours_trials:.0f} / {row.random_trials:.0f}"
-        print(
-            f"{row.kernel:16} {row.configs:7} {row.exhaustive_seconds:8.1f} {row.best_us:9.1f} {row.ours:6.3f}"
-            f" {row.random:7.3f} {counts:>13}",
-            flush=True,
-        )
+        print(line(cells(row)), flush=True)
     for label, values in (("ours", [row.ours for row in rows]), ("random", [row.random for row in rows])):
         mean = math.exp(statistics.mean(math.log(value) for value in values))
         print(f"geometric mean, {label}: {mean:.3f} of the exhaustive best")
     if options.json:
+        before = json.loads(options.json.read_text()) if options.json.exists() else []
+        kept = [Row(**each) for each in before if each["kernel"] not in options.kernels]
+        rows = sorted([*kept, *rows], key=lambda row: list(KERNELS).index(row.kernel))
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=2))
+    if options.markdown:
+        options.markdown.write_text(markdown(rows, options.seeds, options.threads))
     return 0
 
 

@@ -54,6 +54,7 @@ from tilewright.space.template import Work
 from tilewright.support.trace import Trace
 from tilewright.targets.cpu import CpuTarget
 from tilewright.targets.model_runs import ModelRuns
+from tilewright.targets.options import Settings
 from tilewright.targets.stages import build_plan
 from tilewright.targets.target import Choices, computed
 from tilewright.tune.choose import Choice, choose
@@ -231,7 +232,7 @@ def found_in(model: Model, database: Database, threads: int) -> list[Found]:
     def linked(
         partition: Partition, choices: Choices, boundary: Boundary
     ) -> tuple[Linked, Mapping[str, str]]:
-        return build_plan(model.target, partition, choices, boundary, NUMERICS, Trace.off())
+        return build_plan(Settings(model.target, NUMERICS), partition, choices, boundary)
 
     models = ModelRuns(model.target, [model.partition], linked, threads)
     confirmed_choices = confirm_in_model(models, rest, alternatives, deadline=math.inf)

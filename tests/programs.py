@@ -42,6 +42,7 @@ from tilewright.space.space import Config
 from tilewright.space.template import GpuWork, Template, Work
 from tilewright.space.templates.cpu import TEMPLATES
 from tilewright.space.templates.cuda.attention import TensorCoreAttention
+from tilewright.space.templates.cuda.chain import TensorCoreChain
 from tilewright.space.templates.cuda.matmul import TensorCores
 from tilewright.space.templates.cuda.matmul_reduction import TensorMatmulReduction
 from tilewright.support.trace import Trace
@@ -105,6 +106,7 @@ GPU_TEMPLATES: dict[str, Template] = {
     "product": TensorCores(),
     "sums": TensorMatmulReduction(),
     "attention": TensorCoreAttention(),
+    "chain": TensorCoreChain(),
 }
 CPU_TEMPLATES = {template.name: template for template in TEMPLATES}
 

@@ -60,13 +60,13 @@ def check(fast: DynamicModel, model: nn.Module, *args: Any, **kwargs: Any) -> No
 def compilations(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """One entry for each model that is compiled."""
     made: list[object] = []
-    real = driver.compile_imported
+    real = driver.run_pipeline
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         made.append(args)
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(driver, "compile_imported", counted)
+    monkeypatch.setattr(driver, "run_pipeline", counted)
     return made
 
 

@@ -85,7 +85,7 @@ WORDS = (
             "tilewright/loops/ir.py",
             "tilewright/loops/tiling.py",
             "tilewright/space/space.py",
-            "tilewright/space/templates/cpu/contraction.py",
+            "tilewright/space/templates/cpu/contraction_terms.py",
             "tilewright/space/templates/cpu/fast_algebra/paired_nest.py",
             "tilewright/space/terms.py",
             "tilewright/support/frozen.py",

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tilewright.support.version import VERSION
 
 if TYPE_CHECKING:
+    from tilewright.advice.advise import advise
     from tilewright.driver import compile, compile_all
     from tilewright.errors import (
         ArtifactError,
@@ -26,9 +27,11 @@ if TYPE_CHECKING:
         AutotuneError,
         CacheError,
         CodegenError,
+        CostModelWarning,
         DatabaseFileError,
         DatabaseVersionError,
         DatabaseWarning,
+        DatasetError,
         DeviceAssertionError,
         DeviceError,
         DynamicShapeError,
@@ -61,6 +64,7 @@ if TYPE_CHECKING:
         OperatorError,
         OptionError,
         OutOfBoundsError,
+        PipelineError,
         PoolError,
         RaceError,
         ReferenceMismatchError,
@@ -83,13 +87,15 @@ if TYPE_CHECKING:
         UnsupportedOpsError,
         UnwrittenReadError,
         VerificationError,
+        WeightsError,
     )
+    from tilewright.integrations.many_devices import compile_for_devices
     from tilewright.integrations.operators import op
+    from tilewright.measure.pool.connection import Pool
     from tilewright.runtime.artifact import load
     from tilewright.runtime.dispatch import Policy
     from tilewright.runtime.dynamic import DynamicModel
     from tilewright.runtime.model import CompiledModel
-    from tilewright.targets.pooled import Pool
     from tilewright.tile.kernel import kernel
     from tilewright.tune.autotune import autotune
     from tilewright.tune.triton_kernels import tune_triton
@@ -104,9 +110,11 @@ __all__ = [
     "CacheError",
     "CodegenError",
     "CompiledModel",
+    "CostModelWarning",
     "DatabaseFileError",
     "DatabaseVersionError",
     "DatabaseWarning",
+    "DatasetError",
     "DeviceAssertionError",
     "DeviceError",
     "DynamicModel",
@@ -140,6 +148,7 @@ __all__ = [
     "OperatorError",
     "OptionError",
     "OutOfBoundsError",
+    "PipelineError",
     "Policy",
     "Pool",
     "PoolError",
@@ -164,10 +173,13 @@ __all__ = [
     "UnsupportedOpsError",
     "UnwrittenReadError",
     "VerificationError",
+    "WeightsError",
     "__version__",
+    "advise",
     "autotune",
     "compile",
     "compile_all",
+    "compile_for_devices",
     "kernel",
     "load",
     "op",
@@ -176,13 +188,15 @@ __all__ = [
 
 # The module that defines each public name; names that are not listed are errors.
 _HOMES = {
+    "advise": "tilewright.advice.advise",
     "compile": "tilewright.driver",
     "compile_all": "tilewright.driver",
     "load": "tilewright.runtime.artifact",
     "CompiledModel": "tilewright.runtime.model",
     "DynamicModel": "tilewright.runtime.dynamic",
     "Policy": "tilewright.runtime.dispatch",
-    "Pool": "tilewright.targets.pooled",
+    "Pool": "tilewright.measure.pool.connection",
+    "compile_for_devices": "tilewright.integrations.many_devices",
     "kernel": "tilewright.tile.kernel",
     "autotune": "tilewright.tune.autotune",
     "op": "tilewright.integrations.operators",

@@ -6,13 +6,14 @@
     build       Choices -> kernels -> Plan                    codegen/, link.py
     load        Plan -> CompiledModel                         runtime/
 
-`compile_imported` is that list as code. A `Target` (`targets/`) holds what differs between kinds of machines.
+`run_pipeline` is that list as code. A `Target` (`targets/`) holds what differs between kinds of machines.
+`targets/options.py` checks and resolves the options.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -23,35 +24,37 @@ from tilewright.codegen.cache import ObjectCache
 from tilewright.codegen.generator import Builds
 from tilewright.errors import OptionError
 from tilewright.frontend import ImportedModel
-from tilewright.graph.task import Partition, Task
+from tilewright.graph.task import Partition
 from tilewright.hw import CpuMachine
 from tilewright.hw.gemmini import GemminiMachine
 from tilewright.hw.gpu import GpuMachine
 from tilewright.measure.passes import PassChecks, PassReport
-from tilewright.numerics import NUMERICS
 from tilewright.runtime.arguments import as_arguments, joined
 from tilewright.runtime.dispatch import Policy
 from tilewright.runtime.dynamic import Arguments, ConstantPool, DynamicModel
 from tilewright.runtime.model import CompiledModel
-from tilewright.runtime.threads import resolve as resolve_threads
 from tilewright.space.candidates import Candidates
 from tilewright.space.template import Work
 from tilewright.support.budget import exhaustion
 from tilewright.support.collecting import collecting_the_young
-from tilewright.support.suggest import did_you_mean
 from tilewright.support.trace import Trace
+from tilewright.targets.options import (
+    CompileOptions,
+    Settings,
+    resolve_latency,
+    resolve_numerics,
+    resolve_objective,
+    resolve_task_latency,
+)
 from tilewright.targets.resolve import resolve_target
-from tilewright.targets.stages import build_plan, choose_implementations
+from tilewright.targets.stages import Chosen, build_plan, choose_implementations
 from tilewright.targets.target import Choices, Share, Target, boundary, computed, together, unshared
-from tilewright.tune.allocate import ALLOCATIONS, OBJECTIVES, Combine, Goal, Objective
+from tilewright.tune.allocate import Combine, Goal, Objective
 from tilewright.tune.choose import Choice
-from tilewright.tune.effort import BUILT_IN_COST_MODELS, BUILT_IN_SEARCHES, KNOWN, Tuning, parse_duration
-from tilewright.tune.effort import EFFORTS as MEASURING
+from tilewright.tune.effort import KNOWN, Tuning
 
 if TYPE_CHECKING:
-    from tilewright.targets.pooled import Pool
-
-EFFORTS = ("none", *MEASURING)
+    from tilewright.measure.pool.connection import Pool
 
 
 @overload
@@ -68,6 +71,7 @@ def compile(
     search: str = ...,
     cost_model: str = ...,
     allocation: str = ...,
+    partition: str = ...,
     lock: str | Path | None = ...,
     db: str | Path | None = ...,
     numerics: str | None = ...,
@@ -91,6 +95,7 @@ def compile(
     search: str = ...,
     cost_model: str = ...,
     allocation: str = ...,
+    partition: str = ...,
     lock: str | Path | None = ...,
     db: str | Path | None = ...,
     numerics: str | None = ...,
@@ -113,6 +118,7 @@ def compile(
     search: str = "guided",
     cost_model: str = "boosted",
     allocation: str = "gradient",
+    partition: str = "dynamic",
     lock: str | Path | None = None,
     db: str | Path | None = None,
     numerics: str | None = None,
@@ -158,6 +164,8 @@ def compile(
       learns from every trial, "analytical", which does not, or one that was registered (docs/08-extending.md).
     - `allocation`: which task is measured next: "gradient" (the default) takes the one with the largest expected
       gain, "heaviest" the slowest one, "round-robin" each in turn.
+    - `partition`: how operators are grouped into kernels: "dynamic" (the default) finds the groups with the least total
+      time, measured or predicted, by dynamic programming; "greedy" applies fixed rules.
     - `lock`: a file of choices. If it exists, its choices are used and nothing is measured; otherwise the choices of
       this compilation are written to it.
     - `db`: the tuning database; None uses the one in the cache folder.
@@ -174,19 +182,10 @@ def compile(
 
     The result is called like the model, with torch tensors (of the target's device) or NumPy arrays.
     """
-    trace = trace or Trace.off()
-    check_options(
-        effort=effort,
-        budget=budget,
-        seed=seed,
-        numerics=numerics,
-        threads=threads,
-        search=search,
-        cost_model=cost_model,
-        allocation=allocation,
+    options = CompileOptions(
+        target, effort, budget, seed, search, cost_model, allocation, partition, lock, db, numerics, threads
     )
-    model = frontend.opened(model)
-    example_inputs = joined(example_inputs, example_kwargs)
+    options.check()
     if dynamic and lock is not None:
         raise OptionError(
             "a lock file covers a single input signature, and dynamic=True compiles several",
@@ -197,56 +196,15 @@ def compile(
             "dynamic=True compiles when calls come, and a pool is only there while it tunes",
             remedy="tune each input signature with the pool, then compile with dynamic=True",
         )
-    with _measuring(pool, target, effort, trace) as (target, runner):
-        resolved = resolve_target(target, model, example_inputs)
-        numerics = resolve_option("numerics", numerics or resolved.default_numerics(), NUMERICS)
-        tuning = resolve_tuning(
-            effort,
-            budget,
-            resolved,
-            seed=seed,
-            db=db,
-            search=search,
-            cost_model=cost_model,
-            allocation=allocation,
-            elsewhere=runner is not None,
-        )
+    model = frontend.opened(model)
+    example_inputs = joined(example_inputs, example_kwargs)
+    with options.resolved(model, example_inputs, pool=pool, trace=trace) as settings:
         if dynamic:
             policy = dynamic if isinstance(dynamic, Policy) else None
-            return compile_dynamic(model, example_inputs, resolved, numerics, threads, policy, trace, tuning)
-        with trace.span("import"):
+            return compile_dynamic(model, example_inputs, settings, policy)
+        with settings.trace.span("import"):
             imported = frontend.import_model(model, example_inputs)
-        return compile_imported(
-            imported,
-            resolved,
-            numerics=numerics,
-            threads=threads,
-            trace=trace,
-            tuning=tuning,
-            lock=lock,
-            runner=runner,
-        )
-
-
-@contextmanager
-def _measuring(
-    pool: Pool | str | None, target: Any, effort: str, trace: Trace
-) -> Iterator[tuple[Any, Callable[[int], Any] | None]]:
-    """The target, and what measures for it: of a pool's device where a pool is given, else (`target`, None)."""
-    if pool is None:
-        yield target, None
-        return
-    if target is not None:
-        raise OptionError(
-            "the device of the pool is the target",
-            remedy="leave `target` out, and name the device in the pool",
-        )
-    if effort == "none":
-        raise OptionError('effort="none" measures nothing and needs no pool; say effort="quick" or "full"')
-    from tilewright.targets.pooled import connected
-
-    with connected(pool, trace) as connection:
-        yield connection.machine, connection.runner
+        return run_pipeline(imported, settings)
 
 
 def compile_all(
@@ -262,6 +220,7 @@ def compile_all(
     search: str = "guided",
     cost_model: str = "boosted",
     allocation: str = "gradient",
+    partition: str = "dynamic",
     lock: str | Path | None = None,
     db: str | Path | None = None,
     numerics: str | None = None,
@@ -282,88 +241,59 @@ def compile_all(
 
     The other options are those of `compile`.
     """
-    trace = trace or Trace.off()
-    check_options(
-        effort=effort,
-        budget=budget,
-        seed=seed,
-        numerics=numerics,
-        threads=threads,
-        search=search,
-        cost_model=cost_model,
-        allocation=allocation,
+    options = CompileOptions(
+        target, effort, budget, seed, search, cost_model, allocation, partition, lock, db, numerics, threads
     )
+    options.check()
+    latencies = resolve_latency(latency, len(models))
+    combine = resolve_objective(objective)
     examples = [
         (frontend.opened(model), joined(inputs, *kwargs or (None,))) for model, inputs, *kwargs in models
     ]
-    with _measuring(pool, target, effort, trace) as (target, runner):
-        resolved = resolve_target(target, *examples)
-        numerics = resolve_option("numerics", numerics or resolved.default_numerics(), NUMERICS)
-        tuning = resolve_tuning(
-            effort,
-            budget,
-            resolved,
-            seed=seed,
-            db=db,
-            search=search,
-            cost_model=cost_model,
-            allocation=allocation,
-            elsewhere=runner is not None,
-        )
-        latencies = resolve_latency(latency, len(models))
-        with trace.span("import"):
+    with options.resolved(*examples, pool=pool, trace=trace) as settings:
+        with settings.trace.span("import"):
             imported = [frontend.import_model(model, inputs) for model, inputs in examples]
-        with trace.span("rewrite"):
-            partitions = [resolved.partition(one, numerics, trace) for one in imported]
-        goals = tuple(
-            Goal({key: count for key, (_, count) in computed(partition).items()}, seconds)
-            for partition, seconds in zip(partitions, latencies, strict=True)
-        )
-        chosen = choose_implementations(
-            resolved,
-            partitions,
-            numerics,
-            threads,
-            trace,
-            tuning=tuning,
-            lock=lock,
-            objective=Objective(
-                goals, resolve_task_latency(task_latency, together(partitions)), resolve_objective(objective)
-            ),
-            runner=runner,
-        )
-        return [
-            _build_and_load(one, partition, resolved, chosen.choices, numerics, threads, trace)
-            for one, partition in zip(imported, chosen.partitions, strict=True)
-        ]
+        partitions = [partitioned(one, settings) for one in imported]
+        chosen = choose_together(settings, partitions, combine, latencies, task_latency)
+        return build_together(imported, chosen, settings)
+
+
+def choose_together(
+    settings: Settings,
+    partitions: Sequence[Partition],
+    objective: str | Combine,
+    latencies: Sequence[float | None],
+    task_latency: Mapping[str, float | str] | None = None,
+) -> Chosen:
+    """Choose implementations for the tasks of several models in one tuning run."""
+    goals = tuple(
+        Goal({key: count for key, (_, count) in computed(partition).items()}, seconds)
+        for partition, seconds in zip(partitions, latencies, strict=True)
+    )
+    wanted = Objective(goals, resolve_task_latency(task_latency, together(partitions)), objective)
+    return choose_implementations(settings, partitions, objective=wanted)
+
+
+def build_together(
+    imported: Sequence[ImportedModel], chosen: Chosen, settings: Settings
+) -> list[CompiledModel]:
+    return [
+        _build_and_load(one, partition, chosen.choices, settings)
+        for one, partition in zip(imported, chosen.partitions, strict=True)
+    ]
 
 
 def compile_dynamic(
-    model: Any,
-    example_inputs: Any,
-    target: Target,
-    numerics: str,
-    threads: int | None,
-    policy: Policy | None,
-    trace: Trace,
-    tuning: Tuning = KNOWN,
+    model: Any, example_inputs: Any, settings: Settings, policy: Policy | None
 ) -> DynamicModel:
     """Compile each input signature when it first occurs, and that of the examples, if there are any, now."""
     source = frontend.source_of(model)
     pool = ConstantPool()
 
     def make(arguments: Arguments) -> CompiledModel:
-        with trace.span("import"):
+        with settings.trace.span("import"):
             imported = source.import_for(arguments)
-        return compile_imported(
-            imported,
-            target,
-            numerics=numerics,
-            threads=threads,
-            trace=trace,
-            share=pool.shared,
-            tuning=tuning,
-        )
+        return run_pipeline(imported, settings, pool.shared)
 
     result = DynamicModel(source.names, make=make, otherwise=source.run, policy=policy)
     if example_inputs is not None:
@@ -378,71 +308,70 @@ def compile_imported(
     numerics: str = "fast",
     threads: int | None = None,
     trace: Trace | None = None,
-    share: Share = unshared,
     tuning: Tuning = KNOWN,
-    lock: str | Path | None = None,
-    runner: Callable[[int], Any] | None = None,
+    lock: Path | None = None,
 ) -> CompiledModel:
-    """Run the pipeline on an imported graph, whatever frontend it came from. `tuning` says how much to measure.
-    `runner` measures, where it is not this machine."""
-    trace = trace or Trace.off()
+    """Compile a graph that is already imported, whatever frontend it came from. `tuning` says how much to measure."""
     resolved = resolve_target(target)
+    return run_pipeline(
+        imported, Settings(resolved, numerics, threads, tuning, lock, trace=trace or Trace.off())
+    )
+
+
+def run_pipeline(imported: ImportedModel, settings: Settings, share: Share = unshared) -> CompiledModel:
+    """Run the stages after the import. `share` replaces constants by equal ones of other models."""
     # Measuring takes long, and candidates should be measured under the usual conditions.
-    collecting = nullcontext() if tuning.measures else collecting_the_young()
+    collecting = nullcontext() if settings.tuning.measures else collecting_the_young()
     with exhaustion("compiling the model"), collecting:
-        with trace.span("rewrite"):
-            partition = resolved.partition(imported, numerics, trace)
+        partition = partitioned(imported, settings)
         kernels = len(computed(partition))
-        with Builds(resolved.machine, numerics, ObjectCache.default(), kernels) as builds:
-            chosen = choose_implementations(
-                *(resolved, [partition], numerics, threads, trace),
-                tuning=tuning,
-                lock=lock,
-                runner=runner,
-                builds=builds,
-            )
+        machine, numerics = settings.target.machine, settings.numerics
+        with Builds(machine, numerics, ObjectCache.default(), kernels) as builds:
+            chosen = choose_implementations(settings, [partition], builds=builds)
             (partition,) = chosen.partitions
-            return _build_and_load(
-                imported, partition, resolved, chosen.choices, numerics, threads, trace, share, builds
-            )
+            return _build_and_load(imported, partition, chosen.choices, settings, share, builds)
+
+
+def partitioned(imported: ImportedModel, settings: Settings) -> Partition:
+    with settings.trace.span("rewrite"):
+        return settings.target.partition(
+            imported, settings.numerics, settings.trace, cutting=settings.cutting
+        )
 
 
 def _build_and_load(
     imported: ImportedModel,
     partition: Partition,
-    target: Target,
     choices: Choices,
-    numerics: str,
-    threads: int | None,
-    trace: Trace,
+    settings: Settings,
     share: Share = unshared,
     builds: Builds | None = None,
 ) -> CompiledModel:
-    linked, _ = build_plan(target, partition, choices, boundary(imported), numerics, trace, builds)
+    linked, _ = build_plan(settings, partition, choices, boundary(imported), builds)
 
     def again(other: Target) -> CompiledModel:
         """Compile for another machine of the same kind, and keep the choices made here that are legal there."""
-        with trace.span("rewrite"):
-            cut = other.partition(imported, numerics, trace)
-        chosen = choose_implementations(other, [cut], numerics, threads, trace)
+        there = Settings(
+            other, settings.numerics, settings.threads, trace=settings.trace, partition=settings.partition
+        )
+        cut = partitioned(imported, there)
+        chosen = choose_implementations(there, [cut])
         kept = {
-            key: _as_chosen(choices.get(key), choice, key, other, numerics, cut)
+            key: _as_chosen(choices.get(key), choice, key, there, cut)
             for key, choice in chosen.choices.items()
         }
-        return _build_and_load(imported, chosen.partitions[0], other, kept, numerics, threads, trace)
+        return _build_and_load(imported, chosen.partitions[0], kept, there)
 
-    with trace.span("load"):
-        return target.load(linked, share(linked.constants), threads, again)
+    with settings.trace.span("load"):
+        return settings.target.load(linked, share(linked.constants), settings.threads, again)
 
 
-def _as_chosen(
-    here: Choice | None, there: Choice, key: str, target: Target, numerics: str, cut: Partition
-) -> Choice:
+def _as_chosen(here: Choice | None, there: Choice, key: str, settings: Settings, cut: Partition) -> Choice:
     """Return this machine's choice if it was tuned or locked and is legal on the other machine, else the other's."""
     task = computed(cut).get(key)
     if here is None or task is None or here.origin.kind not in ("tuned", "lock"):
         return there
-    candidates = Candidates.of(Work(task[0], target.machine, numerics))
+    candidates = Candidates.of(Work(task[0], settings.target.machine, settings.numerics))
     if not candidates.is_legal(here.config):
         return there
     return Choice(candidates.implementation(here.config), here.config, here.seconds, here.origin)
@@ -464,112 +393,8 @@ def check_passes(
     """
     model = frontend.opened(model)
     resolved = resolve_target(target, model, example_inputs)
-    numerics = resolve_option("numerics", numerics or resolved.default_numerics(), NUMERICS)
+    mode = resolve_numerics(numerics, resolved)
     imported = frontend.import_model(model, example_inputs)
     checks = PassChecks(imported.graph, inputs)
-    checks.cut(resolved.partition(imported, numerics, trace or Trace.off(), checks))
+    checks.cut(resolved.partition(imported, mode, trace or Trace.off(), checks))
     return checks.report
-
-
-def check_options(
-    *,
-    effort: str = "none",
-    budget: float | str | None = None,
-    seed: int = 0,
-    numerics: str | None = None,
-    threads: int | None = None,
-    search: str = "guided",
-    cost_model: str = "boosted",
-    allocation: str = "gradient",
-) -> None:
-    """Raise OptionError for a value that `compile` cannot use; callers use it before they start long work."""
-    resolve_option("effort", effort, EFFORTS)
-    resolve_option("allocation", allocation, tuple(ALLOCATIONS))
-    if numerics is not None:
-        resolve_option("numerics", numerics, NUMERICS)
-    if budget is not None:
-        parse_duration(budget)
-        if effort == "none":
-            raise OptionError(
-                'effort="none" measures nothing and needs no budget; say effort="quick" or "full"'
-            )
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise OptionError(f"seed={seed!r} must be a whole number", remedy="pass an int, such as seed=0")
-    if threads is not None:
-        resolve_threads(threads)
-    if search not in BUILT_IN_SEARCHES:
-        from tilewright.search import search_named  # a user's own search is registered there
-
-        search_named(search)
-    if cost_model not in BUILT_IN_COST_MODELS:
-        from tilewright.cost.models import cost_model_named
-
-        cost_model_named(cost_model)
-
-
-def resolve_tuning(
-    effort: str,
-    budget: float | str | None,
-    target: Target,
-    *,
-    seed: int = 0,
-    db: str | Path | None = None,
-    search: str = "guided",
-    cost_model: str = "boosted",
-    allocation: str = "gradient",
-    elsewhere: bool = False,
-) -> Tuning:
-    """`elsewhere`: a pool measures, and the target need not be here."""
-    check_options(effort=effort, budget=budget, seed=seed)
-    path = None if db is None else Path(db)
-    if effort != "none" and not target.is_here and not elsewhere:
-        raise OptionError(
-            f'effort={effort!r} measures on this machine, and the target is another; say effort="none"'
-        )
-    seconds = None if budget is None else parse_duration(budget)
-    return Tuning(effort, seconds, seed, search, path, cost_model, allocation)
-
-
-def resolve_latency(latency: Sequence[float | str | None] | None, models: int) -> list[float | None]:
-    if latency is None:
-        return [None] * models
-    if len(latency) != models:
-        raise OptionError(
-            f"{len(latency)} latencies for {models} models",
-            remedy="give one for each model, None where there is none",
-        )
-    return [None if each is None else parse_duration(each, "latency") for each in latency]
-
-
-def resolve_objective(objective: str | Combine) -> str | Combine:
-    if not callable(objective) and objective not in OBJECTIVES:
-        known = ", ".join(map(repr, OBJECTIVES))
-        raise OptionError(
-            f"objective must be one of {known} or a function of the models' times, got {objective!r}"
-        )
-    return objective
-
-
-def resolve_task_latency(
-    latency: Mapping[str, float | str] | None, tasks: Mapping[str, tuple[Task, int]]
-) -> dict[str, float]:
-    """Return the target seconds by task key. The caller names tasks by label or by key."""
-    found: dict[str, float] = {}
-    for name, value in (latency or {}).items():
-        keys = [key for key, (task, _) in tasks.items() if name in (key, task.label)]
-        if not keys:
-            labels = sorted({task.label for task, _ in tasks.values()})
-            raise OptionError(
-                f"no task is called {name!r}", remedy=f"name one of these: {', '.join(labels[:8])}"
-            )
-        found |= dict.fromkeys(keys, parse_duration(value, "task_latency"))
-    return found
-
-
-def resolve_option(name: str, value: str, allowed: tuple[str, ...]) -> str:
-    if value not in allowed:
-        raise OptionError(
-            f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}",
-            remedy=did_you_mean(str(value), allowed) or f"pass {name}={allowed[0]!r}, or leave it out",
-        )
-    return value

@@ -28,6 +28,9 @@ class DType(enum.Enum):
     I32 = _Info("i32", np.dtype(np.int32), "int")
     I16 = _Info("i16", np.dtype(np.int16), "int")
     I8 = _Info("i8", np.dtype(np.int8), "int")
+    U64 = _Info("u64", np.dtype(np.uint64), "uint")
+    U32 = _Info("u32", np.dtype(np.uint32), "uint")
+    U16 = _Info("u16", np.dtype(np.uint16), "uint")
     U8 = _Info("u8", np.dtype(np.uint8), "uint")
     BOOL = _Info("bool", np.dtype(np.bool_), "bool")
 
@@ -57,6 +60,11 @@ class DType(enum.Enum):
         return self._value_.kind in ("int", "uint")
 
     @property
+    def is_unsigned(self) -> bool:
+        """Whether it is an integer type without a sign."""
+        return self._value_.kind == "uint"
+
+    @property
     def is_half(self) -> bool:
         """Whether values are stored in 16 bits and computed in 32."""
         return self in (DType.F16, DType.BF16)
@@ -75,7 +83,7 @@ class DType(enum.Enum):
 
     @staticmethod
     def of(array: np.ndarray) -> DType:
-        """The element type of a NumPy array; KeyError for one that tensors cannot have."""
+        """The element type of a NumPy array; raises KeyError for one that tensors cannot have."""
         return _BY_NUMPY[array.dtype]
 
 

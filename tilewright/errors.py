@@ -30,6 +30,10 @@ class DatabaseWarning(UserWarning):
     """The tuning database cannot be used normally; the message says what is done instead. No record is lost."""
 
 
+class CostModelWarning(UserWarning):
+    """A learned cost model cannot be used; the message says why, and the analytical model goes on."""
+
+
 class InternalError(TilewrightError):
     """A broken invariant of the compiler: a bug in Tilewright, not a mistake of the user."""
 
@@ -239,6 +243,18 @@ class DatabaseVersionError(DatabaseFileError):
     )
 
 
+class DatasetError(TilewrightError):
+    """A data set of measured configs cannot be read, written or learned from."""
+
+    remedy = "name files that `tilewright dataset collect` or `tilewright db export` wrote"
+
+
+class WeightsError(TilewrightError):
+    """The weights of a learned cost model are damaged, or of another version."""
+
+    remedy = "install Tilewright again, or train weights of your own: tilewright dataset train"
+
+
 class TextFormError(TilewrightError):
     """The text form of a graph cannot be parsed; the message names the line."""
 
@@ -255,6 +271,12 @@ class ScheduleError(TilewrightError):
     remedy = (
         "print the schedule to see its loops and stages; docs/05-schedules.md says what each primitive needs"
     )
+
+
+class PipelineError(ScheduleError):
+    """A buffer cannot be pipelined: which, and why."""
+
+    remedy = "docs/pipelining.md says what a pipelined buffer needs"
 
 
 class IntrinsicError(TilewrightError):

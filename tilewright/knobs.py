@@ -293,6 +293,14 @@ OPTIONS: tuple[Option, ...] = (
         "processor features to do without (-avx512f,-avx512vl) or a level to keep to (baseline, avx2, avx512)",
     ),
     Option(
+        "cost_weights",
+        "TILEWRIGHT_COST_WEIGHTS",
+        "file",
+        str,
+        "",
+        "weights of the cost model attention, from `tilewright dataset train`; default: the shipped ones",
+    ),
+    Option(
         "dependent_launch",
         "TILEWRIGHT_DEPENDENT_LAUNCH",
         "choice",
@@ -335,6 +343,15 @@ OPTIONS: tuple[Option, ...] = (
         "how deep subgraphs and functions of a model may be nested",
     ),
     Option(
+        "padding",
+        "TILEWRIGHT_PADDING",
+        "switch",
+        parse_switch,
+        True,
+        "on: channels are padded to a multiple that kernels read in whole vectors, where that is predicted to be"
+        " faster; off: never",
+    ),
+    Option(
         "strict_passes",
         "TILEWRIGHT_STRICT_PASSES",
         "switch",
@@ -363,11 +380,11 @@ def get(
     ],
 ) -> int: ...
 @overload
-def get(name: Literal["thread_runtime", "numerics", "dependent_launch"]) -> str: ...
+def get(name: Literal["thread_runtime", "numerics", "dependent_launch", "cost_weights"]) -> str: ...
 @overload
 def get(name: Literal["cpu_features"]) -> tuple[str, ...]: ...
 @overload
-def get(name: Literal["strict_passes"]) -> bool: ...
+def get(name: Literal["strict_passes", "padding"]) -> bool: ...
 def get(name: str) -> Any:
     """The value of an option now: its environment variable if set and not empty, otherwise its default."""
     return _read(_BY_NAME[name])[0]

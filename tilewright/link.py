@@ -25,6 +25,7 @@ from tilewright.runtime.memory import LiveBuffer, plan_memory
 from tilewright.runtime.packing import Packing
 from tilewright.runtime.plan import (
     PREDICTED,
+    FusionReport,
     Launch,
     MemoryReport,
     Origin,
@@ -135,7 +136,9 @@ def link(
         outputs={node: _spec(node.name or f"output{n}", node.type) for n, node in enumerate(graph.outputs)},
         constants={constant: constant.spec for constant in stored},
     )
-    plan, objects = link_calls(calls, values, boundary, target, numerics=numerics, producer=producer)
+    plan, objects = link_calls(
+        calls, values, boundary, target, numerics=numerics, producer=producer, fusion=partition.fusion
+    )
     # NumPy packs without the GIL, and the weights of a large model take a second.
     with ThreadPoolExecutor(min(_PACKED_AT_ONCE, knobs.usable_cores()), "tilewright-pack") as pool:
         arrays = tuple(pool.map(_Stored.array, stored))
@@ -150,6 +153,7 @@ def link_calls(
     *,
     numerics: str = "fast",
     producer: str = "",
+    fusion: FusionReport | None = None,
 ) -> tuple[Plan, dict[str, bytes]]:
     """Return the plan that runs these calls in order, and the object code of its kernels by digest."""
     places, memory = _places(calls, values)
@@ -172,6 +176,7 @@ def link_calls(
             for index, name in enumerate(boundary.input_names)
             if name in boundary.pinned
         ),
+        fusion=msgspec.UNSET if fusion is None else fusion,
     )
     plan_is = plan_digest(plan)
     kernels = {call.kernel.symbol: call.kernel for call in calls if call.kernel.code}

@@ -53,7 +53,7 @@ def test_wrong_rows_are_named_by_their_line(tmp_path: Path) -> None:
         read_points(written(tmp_path, HEAD, ROW, ROW.rpartition(",")[0]), ["cycle"])
     with pytest.raises(MeasuredDataError, match=r"line 2: sizes .* at least 1"):
         read_points(written(tmp_path, HEAD, ROW.replace("110592", "0")), ["cycle"])
-    with pytest.raises(MappingError, match="is no mapping"):
+    with pytest.raises(MappingError, match="is not a mapping"):
         read_points(written(tmp_path, HEAD, ROW.replace("L3[WIO]", "L9")), ["cycle"])
 
 

@@ -64,8 +64,8 @@ def test_a_layer_that_does_not_fit_says_why(text: str, machine: GemminiMachine, 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (TEXT.replace("L0[W] P2", "L0[W] P2P"), "'L0\\[W\\] P2P' is no level"),
-        (TEXT.replace("P28", "Z28"), "Z28 is no loop"),
+        (TEXT.replace("L0[W] P2", "L0[W] P2P"), "'L0\\[W\\] P2P' is not a level"),
+        (TEXT.replace("P28", "Z28"), "Z28 is not a loop"),
         (TEXT.replace("R7", "P7"), "L3 has two loops P"),
         (TEXT.replace("K4X", "P4X"), "the array unrolls C in L1 and K in L2"),
         (TEXT.rpartition(" - ")[0], "each of L0, L1, L2 and L3 once"),

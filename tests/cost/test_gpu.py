@@ -19,11 +19,12 @@ from tilewright.errors import InternalError
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import A100, H200, GpuMachine
+from tilewright.space.sketches.cuda.tensorised import Tensorised
 from tilewright.space.space import Config
 from tilewright.space.template import GpuWork
 from tilewright.space.templates.cuda import TEMPLATES
 from tilewright.space.templates.cuda.matmul import TensorCores
-from tilewright.space.terms import GpuTerms, Roofline, Terms
+from tilewright.space.terms import GpuTerms, Roofline, Terms, TileGrid
 from tilewright.tune.choose import best_among, best_of, ranked
 
 
@@ -153,3 +154,65 @@ def test_a_call_takes_longer_the_more_it_does_and_the_fewer_blocks_it_has(unit: 
 def test_terms_of_a_processor_are_refused() -> None:
     with pytest.raises(InternalError, match="terms of a processor"):
         seconds(Terms(1.0), H200)
+
+
+# -- the register pipeline --------------------------------------------------------------------------------------------
+
+PIPELINED = json.loads((Path(__file__).parents[2] / "benchmarks/results/pipelining.json").read_text())["rows"]
+
+
+def small_product(m: int, n: int, k: int, batch: int = 1) -> Task:
+    x = Inputs()
+    a, b = x(batch, m, k, dtype=DType.F16), x(batch, n, k, dtype=DType.F16)
+    return x.task(apply("matmul", a, apply("permute", b, axes=(0, 2, 1))))
+
+
+MATMULS = {
+    "BERT FC2: 512 x 768 x 3072": (512, 768, 3072),
+    "ResNet-50 FC: 1024 x 64 x 2048": (1024, 64, 2048),
+    "1024 x 1024 x 1024": (1024, 1024, 1024),
+    "4096 x 4096 x 4096": (4096, 4096, 4096),
+    "long K: 256 x 256 x 8192": (256, 256, 8192),
+    "GPT-2 SV: 12 of 1024 x 64 x 1024": (1024, 64, 1024, 12),
+}
+
+
+def test_tiles_stages_and_levels_are_ranked_together() -> None:
+    """Of 45 generated kernels of each shape on an H200, with and without a pipeline in shared memory and registers."""
+    shares = []
+    for row in PIPELINED:
+        if row["shape"] not in MATMULS:
+            continue
+        applied = Tensorised().apply(GpuWork(small_product(*MATMULS[row["shape"]]), H200))
+        assert applied is not None
+        times = []
+        for kind, trials in row["trials"].items():
+            for trial in trials if kind != "template" else ():
+                terms = applied.terms(Config.of(applied.space.template, trial["config"]))
+                assert terms is not None
+                times.append((seconds(terms, H200), trial["us"]))
+        best = min(us for _, us in times)
+        shares.append(best / min(times)[1])
+        assert best / min(us for _, us in sorted(times)[:10]) >= 0.9, row["shape"]
+    assert len(shares) == len(MATMULS)
+    assert math.exp(sum(map(math.log, shares)) / len(shares)) >= 0.85, shares
+
+
+def test_a_register_pipeline_is_never_slower_and_helps_where_warps_are_few() -> None:
+    applied = Tensorised().apply(GpuWork(small_product(1024, 1024, 1024), H200))
+    assert applied is not None
+    for config in applied.space.configs():
+        terms = applied.terms(config)
+        assert isinstance(terms, GpuTerms) and terms.inner is not None
+        if terms.inner.stages > 1 or terms.stages == 1:
+            continue
+        ahead = [replace(terms, inner=replace(terms.inner, stages=2, fused=fused)) for fused in (False, True)]
+        plain, inner, fused = (seconds(each, H200) for each in (terms, *ahead))
+        assert fused <= inner <= plain, config
+
+
+def test_concurrent_blocks_load_their_working_set() -> None:
+    """Six rows of four tiles, in groups of three rows: neighbouring blocks share rows and columns."""
+    grid = TileGrid(6, 4, 3, 10.0, 1.0)
+    assert grid.loaded(1) == 11 and grid.loaded(3) == 31 and grid.loaded(12) == 34
+    assert grid.loaded(24) == 64 and grid.loaded(48) == 128, "two batches have nothing in common"

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import io
 import os
+import re
+import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import tilewright
 from tests.docs.blocks import blocks, module_of
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+FOLDERS = (str(ROOT), os.environ.get("PYTHONPATH", ""))
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(FOLDERS)}
 
 
 def run(*arguments: str, cwd: Path) -> str:
@@ -37,7 +43,7 @@ def run(*arguments: str, cwd: Path) -> str:
 
 
 def test_every_example_is_tested_here() -> None:
-    named = {"classify_image.py", "serve.py", "tune_and_lock.py"}
+    named = {"classify_image.py", "ray_serve.py", "serve.py", "tune_and_lock.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == named
 
 
@@ -163,6 +169,66 @@ def rows_of(path: Path) -> list[list[str]]:
 def test_the_page_of_results_shows_the_committed_results(name: str) -> None:
     """By the first eight cells of a row: a benchmark that is run again also changes docs/results.md."""
     shown = {tuple(row[:8]) for row in rows_of(ROOT / "docs" / "results.md")}
-    measured = [row for row in rows_of(ROOT / "benchmarks" / "results" / f"{name}.md") if "." in row[2]]
+    rows = rows_of(ROOT / "benchmarks" / "results" / f"{name}.md")
+    measured = [row for row in rows if any(re.fullmatch(r"\d+\.\d+", cell) for cell in row[1:4])]
     assert len(measured) > 5
     assert [row for row in measured if tuple(row[:8]) not in shown] == []
+
+
+@pytest.mark.slow  # Ray takes half a minute
+def test_ray_serve_joins_requests_and_takes_new_artifacts(tmp_path: Path) -> None:
+    pytest.importorskip("starlette")
+    torch = pytest.importorskip("torch")
+    port = _free_port()
+
+    def save(model: Any) -> None:
+        fast = tilewright.compile(model, (torch.zeros(1, 8),), dynamic=True)
+        for size in (1, 2, 4):
+            fast(torch.zeros(size, 8))
+        fast.save(tmp_path / "new.tw")
+        os.replace(tmp_path / "new.tw", tmp_path / "model.tw")
+
+    def post(row: np.ndarray) -> np.ndarray:
+        file = io.BytesIO()
+        np.save(file, row)
+        with urllib.request.urlopen(address, data=file.getvalue(), timeout=30) as response:
+            return np.load(io.BytesIO(response.read()))
+
+    def state() -> list[str]:
+        with urllib.request.urlopen(address, timeout=30) as response:
+            return response.read().decode().splitlines()
+
+    def wait_for(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+
+    first, second = (torch.nn.Linear(8, 3).eval() for _ in range(2))
+    save(first)
+    rows = torch.randn(24, 8)
+    address = f"http://127.0.0.1:{port}/"
+    command = [sys.executable, str(EXAMPLES / "ray_serve.py"), "model.tw", "--port", str(port)]
+    server = subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None and "serving model.tw" in server.stdout.readline()
+        with ThreadPoolExecutor(8) as clients:
+            results = list(clients.map(post, rows.numpy()))
+        np.testing.assert_allclose(results, first(rows).detach().numpy(), atol=1e-5)
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            post(np.zeros(9, np.float32))
+        save(second)
+        expected = second(rows[0]).detach().numpy()
+        wait_for(lambda: np.allclose(post(rows[0].numpy()), expected, atol=1e-5))
+        (tmp_path / "model.tw").write_bytes(b"not an artifact")
+        wait_for(lambda: len(state()) > 1 and "model.tw" in state()[1])
+        assert np.allclose(post(rows[0].numpy()), expected, atol=1e-5)  # the one before goes on
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

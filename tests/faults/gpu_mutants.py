@@ -7,10 +7,12 @@ leaves the machine code as it was is none. Mutants are compiled on all cores whi
 batch are checked side by side, and one that took too long is checked again by itself.
 
 One that passes must be equivalent: it counts as that, and not as one of the mutants, if it gives the same bits as the
-original on other random inputs, whatever lies alongside its buffers: NaN, or very large numbers of either sign. A
-kernel that reads beyond a buffer and drops what it found gives the same bits as well, and counts as equivalent: no
-result depends on it, and what lies there is memory of the plan's own block. A card has no page so small that a read
-beyond a buffer faults there. All of it needs a card; what judges a mutant runs in a process that it may crash or hang.
+original on other random inputs, whatever lies alongside its buffers: NaN, or very large numbers of either sign. It is
+equivalent as well if its results are as close to the float64 oracle as the original's on twelve sets of such inputs: it
+then only rounds elsewhere, as when a softmax subtracts another constant from all scores. A kernel that reads beyond a
+buffer and drops what it found gives the same bits as well, and counts as equivalent: no result depends on it, and what
+lies there is memory of the plan's own block. A card has no page so small that a read beyond a buffer faults there. All
+of it needs a card; what judges a mutant runs in a process that it may crash or hang.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ from tilewright.codegen.cuda.build import SYMBOL, GpuSource, identity
 from tilewright.dtypes import DType
 from tilewright.errors import MeasurementError
 from tilewright.graph.op import apply
+from tilewright.graph.oracle import evaluate
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import GpuMachine, detect
 from tilewright.measure.building import Made
@@ -65,6 +68,8 @@ _RUNNERS = 3  # side by side: most of a check is not the card's
 _JUDGE_SECONDS = 30.0
 _RETURNS, _RETURN_SECONDS = 8, 4.0  # how often a card that is being reset is tried again
 _STRANGERS = (1000, 2000)  # seeds of the inputs on which a mutant that passed is looked at again
+_MORE_STRANGERS = range(3000, 15000, 1000)  # of those on which its error is compared with the original's
+_AS_EXACT = 1.25  # of the original's error, with the error of rounding a result to its type as the least
 _GUARD = 4096
 
 
@@ -187,30 +192,63 @@ class FaultTarget:
         return with_part(self.built, code=self._codes.pop(number))
 
 
-def results(job: TaskJob, built: Built, seed: int, surrounding: int) -> bytes:
-    """What it computes of random inputs, on the card, in this process, with such bytes around its buffers."""
+def stranger(job: TaskJob, seed: int) -> list[np.ndarray]:
+    """Random inputs that no check has used."""
+    nodes = job.work().task.graph.inputs
+    return [array(*node.shape, seed=seed + n, dtype=node.dtype) for n, node in enumerate(nodes)]
+
+
+def results(job: TaskJob, built: Built, arrays: Sequence[np.ndarray], surrounding: int) -> np.ndarray:
+    """What it computes, on the card, in this process, with such bytes around its buffers."""
     from tilewright.runtime.cuda.executor import GpuExecutor
 
     work, inputs = job.work(), len(built.sources)
     plan, objects = plan_of([KernelRun(built, range(inputs), 0)], work.machine, inputs=inputs, outputs=1)
     executor = GpuExecutor(plan, [], objects, guard=_GUARD)
-    nodes = work.task.graph.inputs
-    arrays = [array(*node.shape, seed=seed + n, dtype=node.dtype) for n, node in enumerate(nodes)]
     given = [packed(arrays[n], packing) for n, packing in zip(built.sources, built.packings, strict=True)]
     output = work.task.output
     result = np.empty(output.type.size, output.dtype.numpy)
     executor.poison(surrounding)
     executor.run(given, [result])
-    return result.tobytes()
+    return result.reshape(output.shape)
 
 
 def is_equivalent(job: TaskJob, original: Built, mutant: Built) -> bool:
-    """By the bits of results that it was not asked for in its check."""
+    """By results that it was not asked for in its check: the same bits, or as close to the oracle."""
+    return _same_bits(job, original, mutant) or _equally_exact(job, original, mutant)
+
+
+def _same_bits(job: TaskJob, original: Built, mutant: Built) -> bool:
     return all(
-        results(job, mutant, seed, surrounding) == results(job, original, seed, surrounding)
-        for seed in _STRANGERS
+        results(job, mutant, arrays, surrounding).tobytes()
+        == results(job, original, arrays, surrounding).tobytes()
+        for arrays in (stranger(job, seed) for seed in _STRANGERS)
         for surrounding in SURROUNDINGS
     )
+
+
+def _equally_exact(job: TaskJob, original: Built, mutant: Built) -> bool:
+    graph = job.work().task.graph
+    for number, seed in enumerate(_MORE_STRANGERS):
+        arrays, surrounding = stranger(job, seed), SURROUNDINGS[number % len(SURROUNDINGS)]
+        (exact,) = evaluate(graph, arrays, precise=True)
+        found, meant = (results(job, each, arrays, surrounding) for each in (mutant, original))
+        if not as_exact(found, meant, exact):
+            return False
+    return True
+
+
+def as_exact(found: np.ndarray, meant: np.ndarray, exact: np.ndarray) -> bool:
+    """Whether no element of `found` is further from `exact` than the worst of `meant`, both in units of the last place
+    of `exact` in the type of the results."""
+    if not np.array_equal(np.isfinite(found), np.isfinite(meant)):
+        return False
+    finite = np.isfinite(meant) & np.isfinite(exact)
+    places = np.spacing(np.abs(exact[finite]).astype(meant.dtype)).astype(np.float64)
+    off, off_meant = (
+        np.abs(each[finite].astype(np.float64) - exact[finite]) / places for each in (found, meant)
+    )
+    return bool(off.max(initial=0) <= _AS_EXACT * max(off_meant.max(initial=0), 0.5))
 
 
 def fault_targets(machine: GpuMachine, rng: Random) -> list[FaultTarget]:

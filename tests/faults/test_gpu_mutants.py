@@ -10,6 +10,7 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from tests.faults import gpu_mutants
@@ -20,6 +21,7 @@ from tests.faults.gpu_mutants import (
     TASKS,
     Checked,
     FaultTarget,
+    as_exact,
     fault_targets,
     run_mutants,
 )
@@ -114,6 +116,22 @@ def test_outcomes_of_mutants_side_by_side() -> None:
     checked = Checked(cast(list[Runner], runners), judge)
     outcomes = checked(cast(FaultTarget, fault_target), range(len(codes)))
     assert outcomes == ["wrong", "wrong", EQUIVALENT, "illegal", PASSED, "timeout", PASSED]
+
+
+def test_results_that_only_round_elsewhere_are_as_exact() -> None:
+    exact = np.linspace(0.1, 3.0, 500)
+    meant = exact.astype(np.float16)
+    other = np.where(np.abs(exact - np.nextafter(meant, np.float16(4))) < np.spacing(meant) * 0.6,
+                     np.nextafter(meant, np.float16(4)), meant)  # fmt: skip
+    assert (other != meant).any() and as_exact(other, meant, exact)
+    for wrong in (
+        np.float16(np.nan),
+        np.float16(np.inf),
+        np.nextafter(np.nextafter(meant[7], np.float16(9)), np.float16(9)),
+    ):
+        changed = meant.copy()
+        changed[7] = wrong
+        assert not as_exact(changed, meant, exact)
 
 
 @pytest.mark.gpu

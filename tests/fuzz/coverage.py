@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
+from tests.rewrites.oracles import Dice
 from tilewright.dtypes import DType
 from tilewright.graph.ops import layouts
 from tilewright.hw import host
@@ -55,6 +56,10 @@ def counted(trace: Trace, source: str) -> Counter[str]:
             taken[f"order {order}, {source}"] += times
         if notes.get("parts"):
             taken["view: a part of a value"] += notes["parts"]
+        if (notes.get("fusion") or {}).get("changed"):
+            taken[f"partition: groups that greedy fusion does not make, {source}"] += notes["fusion"][
+                "changed"
+            ]
         if notes.get("detours"):
             taken["order: by way of whole channels"] += notes["detours"]
     return +taken
@@ -66,7 +71,7 @@ def expected(*, compiled: bool) -> Iterator[str]:
         each.name
         for numerics in ("fast", "strict")
         for abilities in (Abilities(), Abilities(libraries=True))
-        for each in passes(numerics, abilities=abilities)
+        for each in passes(numerics, Dice(0), abilities)
     ]
     yield from (f"pass {name}, priced" for name in dict.fromkeys(listed))
     yield from (f"simplify: {name}" for name in simplify.rule_names())
@@ -74,6 +79,7 @@ def expected(*, compiled: bool) -> Iterator[str]:
     yield from (f"kernel: {kind}" for kind in GROUPS)
     yield "order: by way of whole channels"
     yield "view: a part of a value"
+    yield "partition: groups that greedy fusion does not make, priced"
     for op in WINDOWS:
         yield from (f"order {op}, {layout}, priced" for layout in (layouts.FIRST, layouts.LAST, "blocks"))
     for op in IN_ANY_ORDER:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tests.rewrites.oracles import Dice
+from tests.rewrites.oracles import Dice, RandomPrices
 from tilewright.graph.ir import Graph
 from tilewright.graph.oracle import evaluate
 from tilewright.measure.check import relative_error
 from tilewright.measure.passes import PassChecks
-from tilewright.rewrites.oracle import CostOracle
+from tilewright.rewrites.oracle import CostOracle, GroupCosts
 from tilewright.rewrites.pipeline import Abilities, run_pipeline
 from tilewright.support.trace import Trace
 
@@ -74,12 +74,17 @@ class Judge:
 
 
 def after_passes(
-    judge: Judge, numerics: str, oracle: CostOracle, abilities: Abilities, trace: Trace | None = None
+    judge: Judge,
+    numerics: str,
+    oracle: CostOracle,
+    abilities: Abilities,
+    trace: Trace | None = None,
+    costs: GroupCosts | None = None,
 ) -> str:
     """Which pass is wrong, or nothing."""
     checks, trace = PassChecks(judge.graph, judge.inputs, error=judge.error), trace or Trace()
     partition = run_pipeline(
-        judge.graph, trace, numerics=numerics, oracle=oracle, abilities=abilities, observe=checks
+        judge.graph, trace, numerics=numerics, oracle=oracle, abilities=abilities, observe=checks, costs=costs
     )
     checks.cut(partition)
     return skipped(trace) or ("" if checks.report.ok else str(checks.report))
@@ -96,5 +101,6 @@ def skipped(trace: Trace) -> str:
 def with_dice(judge: Judge, numerics: str, number: int, trace: Trace | None = None) -> str:
     """The same with times that are dice, for a processor or for a machine with libraries."""
     dice, abilities = Dice(number), LIBRARIES if number % 4 == 1 else Abilities()
-    wrong = after_passes(judge, numerics, dice, abilities, trace)
+    groups = RandomPrices(number, favours=(1.0, 0.3)[number % 2])
+    wrong = after_passes(judge, numerics, dice, abilities, trace, groups)
     return f"{wrong}\nwith made-up times {dice} and {abilities}" if wrong else ""

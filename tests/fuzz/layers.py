@@ -342,6 +342,28 @@ def padding(draw: Random, values: Values) -> nn.Module | None:
     return Of(f"pad {amounts} value={value}", lambda x: F.pad(x, amounts, value=value))
 
 
+@layer(2)
+def branches(draw: Random, values: Values) -> nn.Module | None:
+    """Convolutions of one value whose results are added, as RepVGG is trained."""
+    x = values[-1]
+    if not is_image(x):
+        return None
+    channels = x.shape[1]
+    width, stride = draw.choice([(channels, 1), (channels, 1), (draw.choice(WIDTHS), 2)])
+    large = nn.Conv2d(channels, width, 3, stride, padding=1, bias=draw.random() < 0.5)
+    small = nn.Conv2d(channels, width, 1, stride, bias=draw.random() < 0.5)
+    if width != channels or stride != 1:
+        return Of("conv3x3(x) + conv1x1(x)", lambda x, large, small: large(x) + small(x), large, small)
+    if draw.random() < 0.5:
+        text = "conv3x3(x) + conv1x1(x) + x"
+        return Of(text, lambda x, large, small: large(x) + small(x) + x, large, small)
+    return Of(
+        "conv3x3(x) + conv1x1(x) + norm(x)",
+        lambda x, large, small, norm: large(x) + small(x) + norm(x),
+        *(large, small, batch_norm(channels)),
+    )
+
+
 @layer(3)
 def residual(draw: Random, values: Values) -> nn.Module | None:
     """An earlier value that is broadcast to this one, or of its shape."""

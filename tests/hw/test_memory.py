@@ -99,5 +99,5 @@ def test_a_target_without_the_scope_says_so() -> None:
 
 
 def test_a_scope_that_nobody_has_named_is_refused() -> None:
-    with pytest.raises(ScheduleError, match=r"there is no scope 'nowhere'; there are: register, scratch"):
+    with pytest.raises(ScheduleError, match=r"the scope must be one of register, scratch.*, got 'nowhere'"):
         Schedule.of(*formulas.matmul(4, 8, 6)).set_scope("product", "nowhere")

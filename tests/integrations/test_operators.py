@@ -13,7 +13,13 @@ import torch
 
 import tilewright
 import tilewright.tile as tl
-from tilewright.errors import OperatorError, ReferenceMismatchError, UnsupportedOpsError
+from tilewright.errors import (
+    MissingDependencyError,
+    OperatorError,
+    ReferenceMismatchError,
+    UnsupportedOpsError,
+)
+from tilewright.runtime.cuda import device
 
 
 @tilewright.kernel
@@ -157,6 +163,37 @@ def test_between_convolutions_and_with_a_constant_of_one_element() -> None:
     torch.manual_seed(0)
     model, x = Between().eval(), torch.randn(1, 3, 20, 20)
     assert torch.allclose(tilewright.compile(model, (x,))(x), model(x), rtol=1e-4)
+
+
+# -- on a GPU ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_for_a_described_gpu_has_the_kernel(
+    model: Model, inputs: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    pytest.importorskip(
+        "cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'"
+    )
+    try:
+        made = tilewright.compile(model, inputs, target="sm_90a")
+    except MissingDependencyError as error:
+        pytest.skip(str(error))
+    assert "twtest::axpy" in " ".join(info.label for info in made.plan.tasks.values())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not device.count(), reason="no NVIDIA GPU")
+def test_a_model_on_a_gpu(model: Model, inputs: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """The kernel runs, in `torch.compile` too."""
+    model, given = model.cuda(), tuple(each.cuda() for each in inputs)
+    with torch.no_grad():
+        expected = model(*given)
+        fast = tilewright.compile(model, given)
+        assert torch.allclose(fast(*given), expected, atol=1e-4)
+        assert "twtest::axpy" in str(fast.explain(given))
+        if "tilewright" in torch._dynamo.list_backends(()):  # an entry point: not of a checkout by itself
+            again = torch.compile(model, backend="tilewright", fullgraph=True)
+            assert torch.allclose(again(*given), expected, atol=1e-4)
 
 
 # -- mistakes ---------------------------------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ def test_one_lock_file_is_of_all_graphs(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"thread": 1}, "no option 'thread'(?s:.*)use one of numerics, threads, target, effort, budget"),
+        ({"thread": 1}, "no option 'thread'(?s:.*)use one of target, effort, budget"),
         ({"variants": 0}, "1 at least"),
         ({"numerics": "no"}, "numerics"),
         ({"effort": "some"}, "effort must be one of 'none', 'quick', 'full', got 'some'"),

@@ -113,7 +113,7 @@ def test_options_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     Compiled(Net(), numerics="strict", threads=1).check(images())
     (options,) = seen
-    defaults = (None, 0, "none", "guided", "boosted", "gradient")
+    defaults = (None, 0, "none", "guided", "boosted", "gradient", "dynamic")
     given = {name: value for name, value in options.items() if value not in defaults}
     assert given == {"target": "cpu", "numerics": "strict", "threads": 1}
 

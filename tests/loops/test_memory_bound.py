@@ -307,7 +307,7 @@ def test_a_vector_out_of_two(dtype: DType) -> None:
 
 @pytest.mark.parametrize(
     ("position", "begin", "complaint"),
-    [(12, 0, "no register vector of 8 lanes"), (0, 9, "no vector from 9 on")],
+    [(12, 0, "is not a register vector of 8 lanes"), (0, 9, "no vector from 9 on")],
 )
 def test_an_illegal_slide_is_named(position: int, begin: int, complaint: str) -> None:
     x, out = Buffer("x", F32, 16), Buffer("out", F32, 16)
@@ -352,8 +352,8 @@ def transposing(rows: int, columns: int, lanes: int, dtype: DType) -> Program:
     ("tile", "complaint"),
     [
         (Transpose(Buffer("t", F32, 16), 4, 4, 4), "is not in registers"),
-        (Transpose(Buffer("t", F32, 16, Scope.REGISTER), 4, 8, 4), "no tile of vectors"),
-        (Transpose(Buffer("t", F32, 16, Scope.REGISTER), 3, 5, 4), "no tile of vectors"),
+        (Transpose(Buffer("t", F32, 16, Scope.REGISTER), 4, 8, 4), "not a tile of vectors"),
+        (Transpose(Buffer("t", F32, 16, Scope.REGISTER), 3, 5, 4), "not a tile of vectors"),
     ],
 )
 def test_an_illegal_transpose_is_named(tile: Transpose, complaint: str) -> None:

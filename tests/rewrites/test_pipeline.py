@@ -7,14 +7,16 @@ from dataclasses import dataclass, replace
 import pytest
 
 import tilewright.rewrites
+from tests.machines import ICE_LAKE
 from tests.rewrites.helpers import batch_norm, conv, graph_of, scalar, weight, x_input
 from tilewright.errors import InternalError, OptionError, TilewrightWarning, VerificationError
 from tilewright.graph.ir import Graph
 from tilewright.graph.op import apply
 from tilewright.rewrites.base import Pass, run_passes
-from tilewright.rewrites.pipeline import Abilities, passes, rewrite, run_pipeline
+from tilewright.rewrites.pipeline import passes, rewrite, run_pipeline
 from tilewright.rewrites.simplify import rule_names
 from tilewright.support.trace import Trace
+from tilewright.tune.oracle import PredictedCosts
 
 IMAGE = x_input(1, 4, 8, 8)
 
@@ -29,11 +31,11 @@ def test_every_pass_is_in_the_pipeline() -> None:
     for module in pkgutil.iter_modules(tilewright.rewrites.__path__):
         importlib.import_module(f"tilewright.rewrites.{module.name}")
     defined = {cls for cls in Pass.__subclasses__() if cls.__module__.startswith("tilewright.rewrites")}
-    assert {type(each) for each in (*passes(), *passes(abilities=Abilities(libraries=True)))} == defined
+    assert {type(each) for each in (*passes(), *passes(oracle=PredictedCosts(ICE_LAKE)))} == defined
 
 
 def test_names_are_unique_and_spelt_alike() -> None:
-    names = {type(each): each.name for each in passes(abilities=Abilities(libraries=True))}
+    names = {type(each): each.name for each in passes(oracle=PredictedCosts(ICE_LAKE))}
     assert len(set(names.values())) == len(names)
     for cls, name in names.items():
         assert cls.__module__.rsplit(".", 1)[1] == name.replace("-", "_")

@@ -94,3 +94,14 @@ def test_a_bundle_imports_nothing_else() -> None:
         value_of(("module", "os"))
     with pytest.raises(KernelSourceError, match="may not import subprocess"):
         value_of(("attribute", "subprocess:run"))
+
+
+def computed_default(x, n=len("abc")):  # noqa: B008
+    return x + n
+
+
+def test_a_default_value_that_would_be_computed_elsewhere_is_refused() -> None:
+    with pytest.raises(
+        KernelSourceError, match=r"default value of computed_default is computed: len\('abc'\)"
+    ):
+        bundle_of(computed_default)

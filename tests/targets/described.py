@@ -14,6 +14,7 @@ from tilewright import frontend
 from tilewright.hw.gpu import DESCRIBED
 from tilewright.support.trace import Trace
 from tilewright.targets.cuda import CudaTarget
+from tilewright.targets.options import Settings
 from tilewright.targets.stages import build_plan, choose_implementations
 from tilewright.targets.target import boundary
 from tilewright.zoo import registry
@@ -25,9 +26,9 @@ def compiled(name: str, target: CudaTarget) -> tuple[int, int]:
     inputs = registry.example_inputs(name, small=True)
     imported = frontend.import_model(model, tuple(x.half() if x.is_floating_point() else x for x in inputs))
     partition = target.partition(imported, "fast", Trace.off())
-    chosen = choose_implementations(target, [partition], "fast", None, Trace.off())
+    chosen = choose_implementations(Settings(target), [partition])
     (partition,) = chosen.partitions
-    linked, _ = build_plan(target, partition, chosen.choices, boundary(imported), "fast", Trace.off())
+    linked, _ = build_plan(Settings(target), partition, chosen.choices, boundary(imported))
     linked.plan.validate()
     made = [choice.implementation for choice in chosen.choices.values()]
     kernels = [kernel for each in made for kernel in kernels_of(each, target.machine)]

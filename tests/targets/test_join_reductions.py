@@ -19,6 +19,7 @@ from tilewright.rewrites.join_reductions import alternatives
 from tilewright.space.template import Work
 from tilewright.support.trace import Trace
 from tilewright.targets.cuda import CudaTarget
+from tilewright.targets.options import Settings
 from tilewright.targets.stages import Chosen, choose_implementations
 from tilewright.tune.choose import choose
 
@@ -30,7 +31,7 @@ def chosen(
 ) -> tuple[Partition, Chosen]:
     """The partition as fusion has left it, and what is chosen for it."""
     partition = partitioned(model, size)
-    found = choose_implementations(CudaTarget(machine), [partition], "fast", None, Trace.off(), lock=lock)
+    found = choose_implementations(Settings(CudaTarget(machine), lock=lock), [partition])
     return partition, found
 
 
@@ -69,7 +70,7 @@ def test_a_long_mean_is_joined_though_by_itself_it_would_be_cut() -> None:
     partition = partitioned(Head(), 256)
     (pair,) = alternatives([partition]).values()
     assert choose(Work(pair.separate[1], H200)).config.template == "two-pass-reduction"
-    found = choose_implementations(CudaTarget(H200), [partition], "fast", None, Trace.off())
+    found = choose_implementations(Settings(CudaTarget(H200)), [partition])
     assert "fused-reduction" in templates_of(found)
     assert pair.separate[1].key not in {call.task.key for call in found.partitions[0].calls}
 
@@ -80,7 +81,7 @@ def test_joined_or_apart_is_a_comparison_of_predicted_times() -> None:
     for machine in (H200, WITH_LIBRARIES, replace(H200, tensor_flops_clock=H200.tensor_flops_clock / 1e6)):
         partition = partitioned(Head(), 56)
         target = CudaTarget(machine)
-        found = choose_implementations(target, [partition], "fast", None, Trace.off())
+        found = choose_implementations(Settings(target), [partition])
         joined = any(template in JOINED for template in templates_of(found))
         assert joined == (len(found.partitions[0].calls) < len(partition.calls))
     assert not joined
@@ -92,14 +93,14 @@ def test_what_is_joined_is_in_the_lock(size: int, tmp_path: Path) -> None:
     path = tmp_path / "lock.json"
     partition, first = chosen(Head(), size, lock=path)
     target = CudaTarget(H200)
-    again = choose_implementations(target, [partition], "fast", None, Trace.off(), lock=path)
+    again = choose_implementations(Settings(target, lock=path), [partition])
     configs = {key: choice.config for key, choice in first.choices.items()}
     assert {key: choice.config for key, choice in again.choices.items()} == configs
     assert labels_of(again) == labels_of(first) and any(t in JOINED for t in templates_of(again))
 
     other = tmp_path / "apart.json"
     slow = replace(H200, tensor_flops_clock=H200.tensor_flops_clock / 1e6)
-    choose_implementations(CudaTarget(slow), [partition], "fast", None, Trace.off(), lock=other)
+    choose_implementations(Settings(CudaTarget(slow), lock=other), [partition])
     locked = json.loads(other.read_text())
     assert not any(task["template"] in JOINED for task in locked["tasks"].values())
 
@@ -127,5 +128,5 @@ def test_the_mean_behind_a_convolution_keeps_its_layout() -> None:
     has left its operand, which can then be joined with it."""
     partition = CudaTarget(H200).partition(imported(Head(), 56), "fast", Trace.off())
     assert "mean" in [call.task.label for call in partition.calls]
-    found = choose_implementations(CudaTarget(H200), [partition], "fast", None, Trace.off())
+    found = choose_implementations(Settings(CudaTarget(H200)), [partition])
     assert any(template in JOINED for template in templates_of(found))

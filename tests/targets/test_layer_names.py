@@ -184,7 +184,7 @@ def test_attention_has_the_names_of_all_that_it_replaces() -> None:
     model = tilewright.compile(nn.Sequential(Attention()).eval(), (torch.randn(1, 24, 32),))
     (name,) = (step.layer for step in model.plan.steps if "attention" in model.plan.tasks[step.task].label)
     assert "0.softmax" in name or "softmax" in name.split(" + ")
-    assert "0.query" in layers_of(model)
+    assert any(name.startswith("0.query") for name in layers_of(model))  # perhaps with key and value
 
 
 @pytest.mark.parametrize(

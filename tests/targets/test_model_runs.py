@@ -18,6 +18,7 @@ from tilewright.space.template import Work
 from tilewright.support.trace import Trace
 from tilewright.targets.cpu import CpuTarget
 from tilewright.targets.model_runs import ModelRuns
+from tilewright.targets.options import Settings
 from tilewright.targets.stages import build_plan
 from tilewright.targets.target import Choices, computed
 from tilewright.tune.choose import Choice, choose
@@ -43,7 +44,7 @@ def choices(*partitions: Partition) -> dict[str, Choice]:
 
 def staged(*partitions: Partition) -> ModelRuns:
     def linked(partition: Partition, chosen: Choices, boundary: Boundary) -> tuple[Linked, Mapping[str, str]]:
-        return build_plan(TARGET, partition, chosen, boundary, "fast", Trace.off())
+        return build_plan(Settings(TARGET), partition, chosen, boundary)
 
     return ModelRuns(TARGET, partitions, linked, 1)
 

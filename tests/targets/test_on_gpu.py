@@ -29,6 +29,7 @@ from tilewright.runtime.cuda.model import GpuModel
 from tilewright.space.template import Work
 from tilewright.support.trace import Trace
 from tilewright.targets.cuda import CudaTarget
+from tilewright.targets.options import Settings
 from tilewright.targets.stages import build_plan, choose_implementations
 from tilewright.targets.target import boundary as boundary_of
 from tilewright.targets.target import computed
@@ -270,7 +271,9 @@ def test_a_product_and_the_mean_of_its_results_are_measured_as_one(
     found, ended = [], []
     for _ in range(2):
         trace = Trace()
-        found.append(choose_implementations(target, [partition], numerics, None, trace, tuning=tuning))
+        found.append(
+            choose_implementations(Settings(target, numerics, tuning=tuning, trace=trace), [partition])
+        )
         ended += [event.notes["why"] for event in trace.events if event.name == "tune.end"]
     first, second = ({key: choice.config for key, choice in each.choices.items()} for each in found)
     assert first == second and ended[0] != "known" == ended[1]
@@ -287,7 +290,7 @@ def test_a_product_and_the_mean_of_its_results_are_measured_as_one(
         works = {key: Work(task, target.machine, numerics) for key, (task, _) in computed(cut).items()}
         choices = {key: choose(work) for key, work in works.items()}
         boundary = boundary_of(imported(model, size))
-        linked, _ = build_plan(target, cut, choices, boundary, numerics, Trace.off())
+        linked, _ = build_plan(Settings(target, numerics), cut, choices, boundary)
         assert_right(model.cuda(), (x,), target.load(linked, linked.constants, None, _never)(x))
         model.cpu()
 

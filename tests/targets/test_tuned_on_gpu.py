@@ -20,6 +20,7 @@ from tilewright.measure.runner import Runner
 from tilewright.runtime.plan import Plan
 from tilewright.support.trace import Trace
 from tilewright.targets.cuda import CudaTarget
+from tilewright.targets.options import Settings
 from tilewright.targets.stages import Chosen, choose_implementations
 from tilewright.tune.effort import EFFORTS, Effort, Tuning
 from tilewright.tune.progress import Progress
@@ -75,7 +76,7 @@ def chosen(tuning: Tuning, lock: Path | None = None) -> tuple[Chosen, Progress]:
     partition = partitioned(Pooled())
     trace = Trace(listener=progress)
     return choose_implementations(
-        TARGET, [partition], "fast", None, trace, tuning=tuning, lock=lock
+        Settings(TARGET, tuning=tuning, lock=lock, trace=trace), [partition]
     ), progress
 
 

@@ -132,7 +132,7 @@ def test_a_search_and_a_cost_model_of_ones_own(tmp_path: Path) -> None:
         unregister_search("first ones")
         unregister_cost_model("optimist")
     with pytest.raises(
-        OptionError, match="cost_model must be one of 'boosted', 'analytical', got 'optimist'"
+        OptionError, match="cost_model must be one of 'boosted', 'analytical', 'attention', got 'optimist'"
     ):
         cost_model_named("optimist")
     with pytest.raises(OptionError, match="cost_model must be one of"):

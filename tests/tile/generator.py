@@ -1,7 +1,8 @@
 """Random tile programs, each with its value computed directly in NumPy.
 
 A program loads tiles of random types and shapes, combines values that it has by random operations (elementwise with
-broadcasting, casts, shapes, reductions, dot, and a loop or a branch with carried values), and stores some results.
+broadcasting, casts, shapes, reductions, scans, dot, and loops or branches with carried values), and stores some
+results.
 Beside each value of the IR stands its array, which NumPy functions give that do not come from `tile/ops.py`.
 """
 
@@ -14,11 +15,15 @@ from typing import Any
 import numpy as np
 
 from tilewright.dtypes import DType
+from tilewright.errors import KernelTypeError
 from tilewright.tile.frontend.builder import Builder, promote
-from tilewright.tile.ir import Block, For, If, TileProgram, TileType, Value
+from tilewright.tile.frontend.scans import associative_scan, reduce
+from tilewright.tile.ir import Block, For, If, TileProgram, TileType, Value, While
 from tilewright.tile.ops import pointer_to
 
-_TYPES = (DType.F32, DType.I32, DType.I16, DType.U8, DType.F16, DType.BF16, DType.BOOL)
+_UNSIGNED = (DType.U8, DType.U16, DType.U32, DType.U64)
+_TYPES = (DType.F32, DType.I32, DType.I16, *_UNSIGNED, DType.F16, DType.BF16, DType.BOOL)
+_WRAPPING = (DType.I32, DType.I16, *_UNSIGNED)
 _SHAPES = ((), (4,), (1, 4), (8, 1), (8, 4), (2, 8, 4), (4, 4))
 
 
@@ -61,7 +66,7 @@ class _Maker:
 
     def step(self) -> None:
         kinds = (self.arithmetic, self.compare, self.cast, self.reduce, self.shape, self.where, self.dot)
-        made = self.random.choice((*kinds, self.loop, self.branch))()
+        made = self.random.choice((*kinds, self.scan, self.loop, self.leaving, self.branch))()
         if made is not None:
             value, array = made
             assert value.type == TileType(DType.of(array), array.shape), (
@@ -82,7 +87,10 @@ class _Maker:
             shape = np.broadcast_shapes(one[1].shape, two[1].shape)
         except ValueError:
             return None
-        dtype = promote(one[0].type.dtype, two[0].type.dtype)
+        try:
+            dtype = promote(one[0].type.dtype, two[0].type.dtype)
+        except KernelTypeError:  # u64 and a signed integer
+            return None
         arrays = [np.broadcast_to(_converted(each[1], dtype), shape) for each in (one, two)]
         return self.b.numbers("test", one[0], two[0]), arrays
 
@@ -142,7 +150,16 @@ class _Maker:
 
     def shape(self) -> Any:
         value, array = self.pick() or self.values[0]
-        kind = self.random.choice(["trans", "expand_dims", "reshape", "join"])
+        kind = self.random.choice(["trans", "expand_dims", "reshape", "join", "flip", "split"])
+        if kind == "flip" and array.ndim:
+            axis = self.random.randrange(array.ndim)
+            return self.b.emit("flip", value, axis=axis), np.flip(array, axis)
+        if kind == "split" and array.ndim:
+            index, pairs = self.random.randrange(2), (*array.shape[:-1], array.shape[-1] // 2, 2)
+            if not pairs[-2]:
+                return None
+            parts = self.b.emit("reshape", value, shape=pairs)
+            return self.b.emit("split", parts, index=index), array.reshape(pairs)[..., index]
         if kind == "trans":
             order = list(range(array.ndim))
             self.random.shuffle(order)
@@ -178,9 +195,59 @@ class _Maker:
         into = np.int32 if DType.of(array).is_integer else np.float32
         return self.b.emit("dot", value, right, precision="ieee"), made.astype(into)
 
+    def scan(self) -> Any:
+        """By x + y, or by the later one of two, which does not commute: exact for integers in any grouping."""
+        found = self.pick(lambda kind: kind.shape != () and kind.dtype in _WRAPPING)
+        if found is None:
+            return None
+        value, array = found
+        axis, reverse = self.random.randrange(array.ndim), self.random.random() < 0.3
+        if self.random.random() < 0.3:
+            made = reduce.implementation(self.b, value, axis, lambda a, b: b)
+            return made, np.asarray(np.take(array, -1, axis))
+        made = associative_scan.implementation(
+            self.b, value, axis, lambda a, b: self.b.emit("add", a, b), reverse
+        )
+        turned = np.flip(array, axis) if reverse else array
+        wanted = np.add.accumulate(turned, axis, dtype=array.dtype)
+        return made, np.flip(wanted, axis) if reverse else wanted
+
+    def leaving(self) -> Any:
+        """A `while` that a flag ends: acc doubles until it has done so `times` times."""
+        found = self.pick(lambda kind: kind.dtype in _WRAPPING)
+        if found is None:
+            return None
+        value, array = found
+        times = self.random.randint(0, 3)
+        init = (self.b.constant(0), self.b.constant(False), value)
+        tested, inside, results = ([Value(each.type) for each in init] for _ in range(3))
+        with self.b.inside() as condition:
+            going = self.b.emit("not", tested[1])
+        with self.b.inside() as body:
+            done = self.b.emit("le", self.b.constant(times), inside[0])
+            with self.b.inside() as other:
+                doubled = self.b.emit("add", inside[2], inside[2])
+            acc = Value(value.type)
+            self.b.nodes.append(
+                If(done, Block((), (), (inside[2],)), Block((), tuple(other), (doubled,)), (acc,))
+            )
+            count = self.b.emit("add", inside[0], self.b.constant(1))
+        self.b.nodes.append(
+            While(
+                init,
+                Block(tuple(tested), tuple(condition), (going,)),
+                Block(tuple(inside), tuple(body), (count, done, acc)),
+                tuple(results),
+            )
+        )
+        wanted = array
+        for _ in range(times):
+            wanted = wanted + wanted
+        return results[2], np.asarray(wanted)
+
     def loop(self) -> Any:
         """acc = acc + (x ^ x + x), some times: what is added is the same in all iterations."""
-        found = self.pick(lambda kind: kind.dtype in (DType.I32, DType.I16, DType.U8))
+        found = self.pick(lambda kind: kind.dtype in _WRAPPING)
         if found is None:
             return None
         value, array = found
@@ -198,7 +265,7 @@ class _Maker:
 
     def branch(self) -> Any:
         condition = self.pick(lambda kind: kind == TileType(DType.BOOL))
-        found = self.pick(lambda kind: kind.dtype in (DType.F32, DType.I32))
+        found = self.pick(lambda kind: kind.dtype in (DType.F32, DType.I32, DType.U32))
         if condition is None or found is None:
             return None
         value, array = found

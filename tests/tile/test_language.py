@@ -84,6 +84,113 @@ def test_for_static_range_and_conditional_expressions() -> None:
     assert value_of(loops, 0, UNROLLED=0) == [-14000]
 
 
+@tilewright.kernel
+def leaves(out, n, m, LIMIT: tl.constexpr):
+    odd = 0
+    for i in range(n):
+        if i * i > m:
+            break
+        if i % 2 == 0:
+            continue
+        odd += i
+    tl.store(out, odd)
+    count = 0
+    while True:
+        count += 3
+        if count > m:
+            if count > 2 * m:
+                count = -1
+            break
+    tl.store(out + 1, count)
+    unrolled = 0
+    for i in tl.static_range(5):
+        if i == n:
+            break
+        if i == LIMIT:
+            continue
+        unrolled += 10**i
+    tl.store(out + 2, unrolled)
+    both = 0
+    for i in range(10, 0, -3):
+        for k in range(i):
+            if k > m:
+                break
+            if k == 1:
+                continue
+            both += 1
+        if both > n:
+            break
+    tl.store(out + 3, both)
+    inside = 0
+    for i in range(m - n, m, m):
+        inside += 1
+        if LIMIT > 2:
+            break
+    tl.store(out + 4, inside)
+
+
+def left(n: int, m: int, LIMIT: int) -> list[int]:
+    """`leaves`, by Python."""
+    odd = 0
+    for i in range(n):
+        if i * i > m:
+            break
+        if i % 2 == 0:
+            continue
+        odd += i
+    count = 0
+    while True:
+        count += 3
+        if count > m:
+            if count > 2 * m:
+                count = -1
+            break
+    unrolled = 0
+    for i in range(5):
+        if i == n:
+            break
+        if i == LIMIT:
+            continue
+        unrolled += 10**i
+    both = 0
+    for i in range(10, 0, -3):
+        for k in range(i):
+            if k > m:
+                break
+            if k == 1:
+                continue
+            both += 1
+        if both > n:
+            break
+    inside = 0
+    for i in range(m - n, m, m):
+        inside += 1
+        if LIMIT > 2:
+            break
+    return [odd, count, unrolled, both, inside]
+
+
+@pytest.mark.parametrize(("n", "m", "limit"), [(10, 30, 1), (0, 5, 2), (3, 1000, 3), (100, 1, 9)])
+def test_break_and_continue(n: int, m: int, limit: int) -> None:
+    wanted = left(n, m, limit)
+    assert value_of(leaves, n, m, size=5, LIMIT=limit) == wanted
+    assert value_of(leaves.interpret, n, m, size=5, LIMIT=limit) == wanted
+
+
+@tilewright.kernel
+def last_index(out, first, end):
+    steps = 0
+    for i in range(first, end):
+        steps += 1
+        if steps > 5:
+            break
+    tl.store(out, steps)
+
+
+def test_a_loop_with_a_break_up_to_the_largest_integer_ends() -> None:
+    assert value_of(last_index, 2**31 - 3, 2**31 - 1) == [2]
+
+
 @pytest.mark.parametrize(("n", "wanted"), [(25, [3, 0]), (15, [2, 7]), (5, [2, 7]), (-1, [2, 0])])
 def test_early_returns(n: int, wanted: list[int]) -> None:
     assert value_of(early, n, size=2) == wanted
@@ -218,9 +325,99 @@ def bad_construct(x):
 
 
 @tilewright.kernel
-def bad_break(x, n):
+def bad_endless(x, n):
+    while True:
+        if n > 3:
+            continue
+        n += 1
+
+
+@tilewright.kernel
+def bad_else(x, n):
     for i in range(n):
         break
+    else:
+        tl.store(x, 1)
+
+
+@tilewright.kernel
+def bad_return_in_loop(x, n):
+    for i in range(n):
+        if i > 3:
+            return
+
+
+@tilewright.kernel
+def bad_name_behind_break(x, n):
+    for i in range(n):
+        if i > 3:
+            break
+        y = i
+    tl.store(x, y)
+
+
+@tilewright.kernel
+def bad_index_behind(x, n):
+    i = 3
+    for i in range(n):
+        n += 0
+    tl.store(x, i)
+
+
+@tilewright.kernel
+def bad_unrolled_break(x, n):
+    for i in tl.static_range(1000):
+        if i > n:
+            break
+
+
+@tilewright.kernel
+def bad_unsigned(x, n):
+    a = n.to(tl.uint64) + n
+
+
+def wrong_type(a, b):
+    return (a + b).to(tl.float32)
+
+
+def wrong_count(a, b):
+    return a, b
+
+
+def asks(a, b):
+    if a > b:
+        return a
+    return b
+
+
+@tilewright.kernel
+def bad_scan_type(x):
+    tl.associative_scan(tl.arange(0, 8), 0, wrong_type)
+
+
+@tilewright.kernel
+def bad_scan_count(x):
+    tl.reduce(tl.arange(0, 8), 0, wrong_count)
+
+
+@tilewright.kernel
+def bad_scan_branch(x):
+    tl.associative_scan(tl.arange(0, 8), 0, asks)
+
+
+@tilewright.kernel
+def bad_scan_axis(x):
+    tl.associative_scan(tl.arange(0, 8), 1, tl.maximum)
+
+
+@tilewright.kernel
+def bad_scan_function(x):
+    tl.reduce(tl.arange(0, 8), 0, 3)
+
+
+@tilewright.kernel
+def bad_scan_scalar(x, n):
+    tl.reduce(n, 0, tl.maximum)
 
 
 @tilewright.kernel
@@ -306,7 +503,44 @@ MISTAKES = [
     (bad_branch_name, errors.KernelNameError, "one branch of the `if` in line", "y"),
     (bad_loop_name, errors.KernelNameError, "assigned in the loop in line", "y"),
     (bad_construct, errors.KernelSyntaxError, "a list comprehension is not part", "[i for i in range(3)]"),
-    (bad_break, errors.KernelSyntaxError, "break is not part", "break"),
+    (bad_endless, errors.KernelSyntaxError, "a loop without end(.|\n)*leave it with break", "True"),
+    (bad_else, errors.KernelSyntaxError, "else of a loop", None),
+    (bad_return_in_loop, errors.KernelSyntaxError, "return inside of a loop", "return"),
+    (bad_name_behind_break, errors.KernelNameError, "assigned in the loop in line", "y"),
+    (bad_index_behind, errors.KernelNameError, "assigned in the loop in line", "i"),
+    (
+        bad_unrolled_break,
+        errors.KernelSyntaxError,
+        "1000 unrolled iterations with a break, of at most 128",
+        "tl.static_range(1000)",
+    ),
+    (
+        bad_unsigned,
+        errors.KernelTypeError,
+        "no integer type holds all numbers of u64 and i32",
+        "n.to(tl.uint64) + n",
+    ),
+    (
+        bad_scan_type,
+        errors.KernelTypeError,
+        r"returns f32\[4, 1\] where it is given i32",
+        "tl.associative_scan(tl.arange(0, 8), 0, wrong_type)",
+    ),
+    (
+        bad_scan_count,
+        errors.KernelTypeError,
+        "and 1 tiles are combined",
+        "tl.reduce(tl.arange(0, 8), 0, wrong_count)",
+    ),
+    (bad_scan_branch, errors.KernelTypeError, "takes a scalar(.|\n)*tl.where", "a > b"),
+    (
+        bad_scan_axis,
+        errors.KernelShapeError,
+        "axis 1 of a tile with 1 axes",
+        "tl.associative_scan(tl.arange(0, 8), 1, tl.maximum)",
+    ),
+    (bad_scan_function, errors.KernelTypeError, "takes a function", "tl.reduce(tl.arange(0, 8), 0, 3)"),
+    (bad_scan_scalar, errors.KernelShapeError, "reduce of a scalar", "tl.reduce(n, 0, tl.maximum)"),
     (bad_item, errors.KernelSyntaxError, "tiles are values", "a[0]"),
     (bad_matmul_operator, errors.KernelSyntaxError, "use tl.dot", "a @ a"),
     (bad_float_shift, errors.KernelTypeError, "<< takes", "tl.zeros((8,), tl.float32) << 1"),
@@ -371,7 +605,7 @@ def test_a_mistake_is_shown_at_its_place(kernel: Any, kind: type, message: str, 
         (lambda x: uses_global[1.5](x), "one to three numbers"),
         (lambda x: uses_global[1, 1, 1, 1](x), "one to three numbers"),
         (lambda x: uses_global[lambda meta: -1](x), "one to three numbers"),
-        (lambda x: uses_global[1](x, debug=True, unwritten=["y"]), "'y' is no tensor"),
+        (lambda x: uses_global[1](x, debug=True, unwritten=["y"]), "'y' is not a tensor"),
         (lambda x: uses_global[1](np.frombuffer(bytes(32), np.float32)), "read-only"),
         (lambda x: loops[1](x, 3, UNROLLED=[]), "not hashable"),
     ],

@@ -7,13 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 import tilewright
 import tilewright.tile as tl
 from tilewright.db.database import Database
 from tilewright.errors import AutotuneError, LockError, OptionError, ReferenceMismatchError
+from tilewright.measure.runner import Measurement
+from tilewright.measure.shared_runner import end_idle_runners
+from tilewright.support.trace import Trace
 from tilewright.tune.autotune import Autotuned
+from tilewright.tune.effort import Tuning
+from tilewright.tune.tuner import tune
 
 SPACE = {"BLOCK": (16, 32, 64, 128, 256, 512)}
 
@@ -135,11 +141,81 @@ def test_tuning_keeps_records_and_a_winner(db: Path) -> None:
     assert counts[(("BLOCK", 1024),)] == 1
     assert max(counts.values()) == 1
 
-    # A size in between is predicted from the neighbour.
+    # A size in between is predicted from the neighbour, and nothing is measured.
+    measured = records(db)
     x, out, n = arguments(6000)
     kernel[grid](x, out, n, 2.0)
     assert np.array_equal(out, 2 * x)
     assert "neighbour" in kernel.explain(grid, x, out, n, 2.0)
+    assert len(records(db)) == len(measured)
+
+
+class Counting:
+    """A runner without processes: larger blocks take less time."""
+
+    ahead = 0
+    spent = False
+
+    def __init__(self) -> None:
+        self.measured: list[Any] = []
+
+    def __call__(self, threads: int) -> Counting:
+        return self
+
+    def __enter__(self) -> Counting:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def expect(self, job: Any) -> None:
+        pass
+
+    def prepare(self, job: Any, configs: Any) -> None:
+        pass
+
+    def acknowledge(self, measured: Any) -> None:
+        pass
+
+    def measure(self, job: Any, configs: Any, *, best: Any, deadline: Any) -> list[Measurement]:
+        self.measured += configs
+        return [Measurement(config, (1.0 / config["BLOCK"],) * 5, 0.0) for config in configs]
+
+    def race(self, job: Any, configs: Any, seconds: float) -> list[list[float]]:
+        return [[1.0 / config["BLOCK"]] * 5 for config in configs]
+
+
+@pytest.mark.parametrize(("options", "count"), [({"search": "exhaustive"}, 11), ({"trials": 5}, 5)])
+def test_no_trial_is_lost_and_none_is_added(db: Path, options: dict[str, Any], count: int) -> None:
+    """An exhaustive search of eleven configs, in rounds of eight, measures eleven."""
+    x, out, n = arguments(4096)
+    kernel = scaled(
+        db, {"BLOCK": tuple(1 << k for k in range(3, 14))}, reference=lambda x, factor: x * factor
+    )
+    call = kernel._call(grid, {"x": x, "out": out, "n": n, "factor": 2.0})
+    runner = Counting()
+    tuning = Tuning("full", 60.0, db=db, **options)
+    try:
+        chosen = tune({"scale": (call.tunable(), 1)}, tuning, threads=1, trace=Trace.off(), runner=runner)
+    finally:
+        call.close()
+    assert len(runner.measured) == len(set(runner.measured)) == len(records(db)) == count
+    assert chosen["scale"].config in runner.measured
+
+
+def test_tunings_share_their_processes(db: Path) -> None:
+    end_idle_runners()
+    others = {child.pid for child in psutil.Process().children()}  # builders of other tests
+    x, out, n = arguments(1000)
+    found = []
+    for factor in (2.0, 3.0):
+        kernel = scaled(db.with_name(f"{factor}.db"), reference=lambda x, factor: x * factor)
+        tuned = kernel.tune(grid, x, out, n, factor, budget=20, trials=2)
+        assert tuned.trials == 2 and not tuned.failures
+        found.append({child.pid for child in psutil.Process().children()} - others)
+    assert found[0] and found[0] == found[1]
+    end_idle_runners()
+    assert not found[0] & {child.pid for child in psutil.Process().children()}
 
 
 def test_a_bad_config_costs_one_candidate(db: Path) -> None:
@@ -183,7 +259,7 @@ def test_a_lock_file_is_written_and_obeyed(db: Path, tmp_path: Path) -> None:
     with pytest.raises(LockError, match="has no config of scale for n=2000"):
         locked.best(grid, *arguments(2000), 2.0)
     path.write_text(text.replace('"BLOCK": 16', '"BLOCK": 7'))
-    with pytest.raises(LockError, match="no legal config"):
+    with pytest.raises(LockError, match="not a legal config"):
         scaled(db, lock=path).best(grid, x, out, n, 2.0)
 
 
@@ -193,16 +269,16 @@ def test_a_lock_file_is_written_and_obeyed(db: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("space", "options", "message"),
     [
-        ({"BLOK": (16, 32)}, {}, "'BLOK' is no constexpr parameter of scale"),
-        ({"n": (16, 32)}, {}, "'n' is no constexpr parameter"),
+        ({"BLOK": (16, 32)}, {}, "'BLOK' is not a constexpr parameter of scale"),
+        ({"n": (16, 32)}, {}, "'n' is not a constexpr parameter"),
         ({"BLOCK": ()}, {}, "nothing to choose from"),
         ({"BLOCK": 16}, {}, "a sequence of choices"),
-        ({"BLOCK": (1.5,)}, {}, "no whole number"),
+        ({"BLOCK": (1.5,)}, {}, "must be a whole number"),
         ({}, {}, "no knob"),
         ([], {}, "a dict of knobs or a list"),
         ([{"BLOCK": 16}, {}], {}, "every config must have"),
-        (SPACE, {"key": ["m"]}, "key 'm' is no parameter of scale"),
-        (SPACE, {"key": ["BLOCK"]}, "or is a knob"),
+        (SPACE, {"key": ["m"]}, "key 'm' is a knob or not a parameter of scale"),
+        (SPACE, {"key": ["BLOCK"]}, "is a knob or not a parameter"),
         (SPACE, {"where": lambda WARPS: True}, "neither a knob nor a parameter"),
         (SPACE, {"where": lambda **all: True}, "by name"),
         (SPACE, {"where": [3]}, "must be a function"),

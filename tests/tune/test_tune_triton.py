@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tilewright
-from tilewright.errors import AutotuneError
+from tilewright.dtypes import DType
+from tilewright.errors import AutotuneError, KernelNameError
+from tilewright.tile.ir import Pointer, TileType
 from tilewright.tune.triton_kernels import stored_parameters
+from tilewright.tune.triton_source import read_as_tile_kernel
 
 KERNELS = """
 import sys
@@ -111,6 +115,35 @@ def test_on_a_gpu(tmp_path: Path) -> None:
 def test_what_is_no_kernel_of_triton() -> None:
     with pytest.raises(AutotuneError, match=r"needs a kernel of @triton\.jit"):
         tilewright.tune_triton(print, {"BLOCK": (1,)})
+
+
+def _as_triton(function: Any) -> Any:
+    """As if `tl` were Triton's language, and the function under @triton.jit."""
+    names = {**function.__globals__, "tl": types.ModuleType("triton.language")}
+    return types.FunctionType(function.__code__, names, function.__name__)
+
+
+def row_sum(x, out, columns, BLOCK):
+    n = tl.arange(0, BLOCK)  # noqa: F821
+    total = tl.sum(tl.load(x + n, mask=n < columns, other=0.0), axis=0)  # noqa: F821
+    tl.store(out, total)  # noqa: F821
+
+
+def uses_inline_assembly(x, out, columns, BLOCK):
+    tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [tl.load(x)], tl.int32, False, 1)  # noqa: F821
+
+
+def test_a_kernel_of_triton_is_read_as_tiles() -> None:
+    kernel = read_as_tile_kernel(_as_triton(row_sum))
+    assert kernel is not None
+    constants = {"BLOCK": 64}
+    pointer, number = TileType(Pointer(DType.F32)), TileType(DType.I32)
+    program = kernel.specialise({"x": pointer, "out": pointer, "columns": number}, constants)
+    assert "reduce" in str(program) and "f32[64]" in str(program)
+    unknown = read_as_tile_kernel(_as_triton(uses_inline_assembly))
+    assert unknown is not None
+    with pytest.raises(KernelNameError):
+        unknown.specialise({"x": pointer, "out": pointer, "columns": number}, constants)
 
 
 def test_which_parameters_are_stored_to() -> None:

@@ -90,6 +90,7 @@ class Told:
         pass
 
     ahead = 0
+    spent = False
 
     def expect(self, job: TaskJob) -> None:
         pass

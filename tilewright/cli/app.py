@@ -13,6 +13,7 @@ import tilewright
 from tilewright.cli import bench as bench_command
 from tilewright.cli import codesign as codesign_command
 from tilewright.cli import database as database_commands
+from tilewright.cli import dataset as dataset_commands
 from tilewright.cli import doctor as doctor_command
 from tilewright.cli import pool as pool_commands
 from tilewright.cli import report as report_command
@@ -38,6 +39,7 @@ from tilewright.cli.options import (
     parse_seconds,
 )
 from tilewright.cli.output import compile_progress, console, print_json, print_table
+from tilewright.cli.tuned import show_tuned, tuned
 from tilewright.errors import OptionError
 
 if TYPE_CHECKING:
@@ -140,7 +142,12 @@ def tune(
         str | None, typer.Option(metavar="ADDRESS", help="measure on the machines of a pool: tilewright pool")
     ] = None,
     device: Annotated[
-        str | None, typer.Option(metavar="LABEL", help="the pool's device to tune for, as `pool ls` shows it")
+        list[str] | None,
+        typer.Option(
+            metavar="LABEL[=TIME]",
+            help="a device of the pool to tune for, as `pool ls` shows it, and the time that devices of that label may "
+            "work, such as 5m; repeatable: all are tuned at once",
+        ),
     ] = None,
     token_file: Annotated[Path | None, typer.Option("--token-file", help="the pool's token")] = None,
     json: JSON = False,
@@ -153,51 +160,34 @@ def tune(
             "--device and --token-file are of a pool", remedy="give its address: --pool ADDRESS"
         )
     sources = [load_source(model, build) for model in models]
+    pairs = [(source.model, source.examples) for source in sources]
+    latencies = None if latency is None else [latency] * len(sources)
+    wanted = pool_commands.budgets(device)
+    if pool is not None and len(wanted) > 1:
+        pool_commands.tune_devices(
+            [source.name for source in sources],
+            pairs,
+            tilewright.Pool(pool, token_file=token_file),
+            wanted,
+            json,
+            latency=latencies,
+            **build.compiling,
+        )
+        return
     progress = Progress()
+    label, seconds = next(iter(wanted.items()), (None, None))
     with compile_progress(json, progress) as trace, sizes_wanted():
         tilewright.compile_all(
-            [(source.model, source.examples) for source in sources],
-            latency=None if latency is None else [latency] * len(sources),
-            pool=None if pool is None else tilewright.Pool(pool, device, token_file),
+            pairs,
+            latency=latencies,
+            pool=None if pool is None else tilewright.Pool(pool, label, token_file, seconds),
             trace=trace,
             **build.compiling,
         )
-    _show_tuned(sources, progress, json)
-
-
-def _show_tuned(sources: Sequence[ModelSource], progress: Any, json: bool) -> None:
     if json:
         print_json({"models": [source.name for source in sources], **tuned(progress)})
-        return
-    rows = [
-        (
-            task["layer"] or task["label"],
-            str(task["calls"]),
-            str(task["trials"]),
-            f"{task['before'] * 1e6:.1f}",
-            f"{task['best'] * 1e6:.1f}",
-            f"{task['before'] / task['best']:.2f}x" if task["best"] else "",
-            task["state"],
-        )
-        for task in tuned(progress)["tasks"]
-    ]
-    print_table("", ("layer", "calls", "trials", "before us", "best us", "speed", ""), rows)
-    for device, count in progress.devices.items():
-        console.print(f"{device}: {count} trials", markup=False)
-
-
-def tuned(progress: Any) -> dict[str, Any]:
-    """Print the result of a tuning run, the slowest tasks first."""
-    tasks = sorted(progress.tasks.values(), key=lambda task: -task.seconds)
-    return {
-        "ended": progress.ended,
-        "trials": progress.trials,
-        "failures": dict(progress.failures),
-        "devices": dict(progress.devices),
-        "before": progress.before,
-        "best": progress.best,
-        "tasks": [asdict(task) for task in tasks],
-    }
+    else:
+        show_tuned(progress)
 
 
 app.command()(bench_command.bench)
@@ -237,6 +227,41 @@ def explain(
         return
     width = None if wide else console.width if console.is_terminal else WIDTH
     console.print(explanation.table(width, hashes=hashes), soft_wrap=True, markup=False)
+
+
+@app.command()
+@compiling
+def advise(
+    model: MODEL,
+    build: BuildOptions,
+    layers: Annotated[int, typer.Option(min=1, help="how many layers to look at, the slowest first")] = 5,
+    within: Annotated[
+        float, typer.Option(parser=parse_seconds, metavar="SECONDS", help="of measuring, such as 60s or 5m")
+    ] = 120.0,
+    json: JSON = False,
+) -> None:
+    """Measure what would make a model's layers faster here: channels, activations, a 1x1 convolution more."""
+    if build.effort != "none" or build.lock is not None:
+        raise OptionError(
+            "advice measures variations and tunes nothing",
+            remedy="leave --effort and --lock out; --within limits how long it measures",
+        )
+    source = load_source(model, build)
+    with compile_progress(json) as trace, sizes_wanted():
+        found = tilewright.advise(
+            source.model,
+            source.examples,
+            target=build.target,
+            layers=layers,
+            budget=within,
+            numerics=build.numerics,
+            threads=build.threads,
+            trace=trace,
+        )
+    if json:
+        print_json(found.to_dict())
+        return
+    console.print(str(found), markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -292,6 +317,7 @@ app.command()(report_command.report)
 app.command()(codesign_command.codesign)
 app.command()(doctor_command.doctor)
 app.add_typer(database_commands.app, name="db")
+app.add_typer(dataset_commands.app, name="dataset")
 app.add_typer(pool_commands.app, name="pool")
 
 

@@ -127,31 +127,30 @@ class BuildOptions:
         str,
         typer.Option(
             "--cost-model",
-            help="what ranks candidates: boosted (learns), analytical",
-            autocompletion=_one_of("boosted", "analytical"),
+            help="what ranks candidates: boosted (learns), attention (trained on other tasks), analytical",
+            autocompletion=_one_of("boosted", "attention", "analytical"),
         ),
     ] = "boosted"
     allocation: Annotated[
         str, typer.Option(help="which task is measured next: gradient, heaviest, round-robin")
     ] = "gradient"
+    partition: Annotated[
+        str,
+        typer.Option(
+            help="how operators are grouped into kernels: dynamic (programming, by time), greedy (rules)",
+            autocompletion=_one_of("dynamic", "greedy"),
+        ),
+    ] = "dynamic"
 
     def check(self) -> None:
         """Raise TilewrightError for options that would fail later."""
-        from tilewright import driver  # imports the whole compiler, so not for --help
+        # These import the whole compiler, so not for --help.
+        from tilewright.targets.options import CompileOptions
         from tilewright.targets.resolve import resolve_target
         from tilewright.tune.lock import check_lockable, read_lock
 
         knobs.table()  # the options of the environment
-        driver.check_options(
-            effort=self.effort,
-            budget=self.budget,
-            seed=self.seed,
-            numerics=self.numerics,
-            threads=self.threads,
-            search=self.search,
-            cost_model=self.cost_model,
-            allocation=self.allocation,
-        )
+        CompileOptions(**self.compiling).check()
         if self.target is not None:
             resolve_target(self.target)
         if self.lock is not None and read_lock(self.lock) is None:
@@ -183,6 +182,7 @@ class BuildOptions:
             "search",
             "cost_model",
             "allocation",
+            "partition",
             "lock",
             "db",
             "numerics",

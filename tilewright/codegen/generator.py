@@ -62,7 +62,7 @@ class Generator(Protocol):
         cache: ObjectCache | None,
         workers: Any = None,
     ) -> tuple[Linkable, bool]:
-        """Machine code, from the cache or made now, and whether it was in the cache. CodegenError where the machine
+        """Machine code, from the cache or made now, and whether it was in the cache. Raises CodegenError if the machine
         lacks what the kernel needs. `workers`: processes that may do a part of it."""
 
     def source(self, kernel: Kernel, machine: Any, numerics: str) -> str:

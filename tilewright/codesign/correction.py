@@ -86,8 +86,8 @@ class Correction:
 
     @classmethod
     def fit(cls, points: Points) -> Correction:
-        """From measured rows, with the target `gemmini_cycle`. MeasuredDataError where they have several arrays, or are
-        too few."""
+        """Fit to measured rows, with the target `gemmini_cycle`. Raises MeasuredDataError if they have several arrays,
+        or are too few."""
         dims = set(points.hardware.dim.tolist())
         if len(dims) != 1 or len(points) < 10:
             raise MeasuredDataError(

@@ -51,7 +51,7 @@ class Points:
         )
 
     def layers(self) -> list[Layer]:
-        """Of each row."""
+        """The layer of each row."""
         return [
             Layer(tuple(map(int, extents)), tuple(map(int, stride)), tuple(map(int, dilation)))  # type: ignore[arg-type]
             for extents, stride, dilation in zip(*self.nests, strict=True)
@@ -59,7 +59,7 @@ class Points:
 
 
 def read_points(path: Path, targets: Sequence[str]) -> Points:
-    """MeasuredDataError where the file has not the columns, or a row makes no sense."""
+    """Raise MeasuredDataError if the file has not the columns, or a row makes no sense."""
     wanted = [f"target.{name}" for name in targets]
     with _opened(path) as file:
         reader = csv.DictReader(file)

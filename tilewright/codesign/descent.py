@@ -162,7 +162,7 @@ class Descent:
         return self._known, (own, dram), hardware
 
     def _hardware(self, active: np.ndarray, mappings: Mappings) -> Hardware:
-        """Of each row: what its start's layers need together."""
+        """The hardware that the layers of each row's start need together."""
         if not self._needs[..., 0].all():  # at first
             everything = np.arange(len(self._weight))
             mappings = self.mappings(everything)
@@ -215,7 +215,7 @@ class Descent:
     # -- orders, and what it stands for ---------------------------------------------------------------------------
 
     def _choose_orders(self) -> None:
-        """Of each layer the order of DRAM's loops with which the EDP is least."""
+        """Choose, for each layer, the order of DRAM's loops with the least EDP."""
         everything = np.arange(len(self._weight))
         nests = self.evaluator.network.nests.take(np.tile(everything, self.starts))
         tried = []
@@ -231,7 +231,7 @@ class Descent:
         self.order = np.array(self.orders)[value.argmin(axis=0)]
 
     def mappings(self, layers: np.ndarray) -> Mappings:
-        """Of these layers of all starts, with factors that need not be whole."""
+        """The mappings of these layers in all starts, with factors that need not be integers."""
         point = self.point[:, layers]
         logs = np.zeros((*point.shape[:2], ROWS + 2))
         logs[..., _INDEX] = point

@@ -57,7 +57,7 @@ class Objective:
 
     @classmethod
     def weighted(cls, cycle_weight: float, energy_weight: float) -> Objective:
-        """Of a layer in a network: near its optimum, the product of sums falls as this sum does."""
+        """The objective of a layer in a network: near the optimum, the product of sums falls as this sum does."""
         return cls("weighted", cycle_weight, energy_weight)
 
     def of(self, cycles: np.ndarray, microjoules: np.ndarray) -> np.ndarray:
@@ -416,7 +416,7 @@ class _Search:
 
 
 def _mapping(case: _Case, by_loop: np.ndarray) -> Mappings:
-    """Of [loop, 4] factors."""
+    """The mapping with these [loop, 4] factors."""
     factors = np.ones((1, 4, 7))
     for loop in range(7):
         # The registers' level and the accumulator's are one for P, Q and N: weights stay in both.

@@ -21,14 +21,14 @@ _SHRUNK = (N, Q, P, K, S, R, C)  # of equally large extents the first
 
 
 def library_tile(layer: Layer, machine: GemminiMachine) -> tuple[int, ...]:
-    """Of each loop, the iterations in one tile."""
+    """The iterations of each loop in one tile."""
     if all(layer.extents[loop] == 1 for loop in (R, S, Q, N)) and layer.stride == (1, 1):
         return _matmul_tile(layer, machine)
     return _convolution_tile(layer, machine)
 
 
 def library_mapping(layer: Layer, machine: GemminiMachine) -> Mappings:
-    """Of one row."""
+    """The library's mapping of a layer, as one row."""
     tile = library_tile(layer, machine)
     factors = np.ones((1, len(LEVELS), len(LOOPS)))
     spatial = {loop: min(machine.dim, layer.extents[loop], tile[loop]) for loop in (C, K)}

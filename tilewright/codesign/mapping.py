@@ -63,7 +63,7 @@ class Mappings:
 
     @classmethod
     def parse(cls, texts: Sequence[str]) -> Mappings:
-        """MappingError where a text is none."""
+        """Raise MappingError if a text is none."""
         factors = np.ones((len(texts), len(LEVELS), len(LOOPS)))
         spatial = np.ones((len(texts), 2))
         order = np.empty(factors.shape, np.int8)
@@ -109,12 +109,14 @@ def _parsed(text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     for part in text.split(" - "):
         match = _LEVEL.fullmatch(part.strip())
         if match is None:
-            raise _wrong(text, f"{part.strip()!r} is no level")
+            raise _wrong(text, f"{part.strip()!r} is not a level")
         level, loops = int(match[1]), []
         seen.append(level)
         for name, factor, unrolled in _FACTOR.findall(match[2]):
             if name not in LOOPS or int(factor) < 1:
-                raise _wrong(text, f"{name}{factor} is no loop; loops are {', '.join(LOOPS)} with a factor")
+                raise _wrong(
+                    text, f"{name}{factor} is not a loop; loops are {', '.join(LOOPS)} with a factor"
+                )
             loop = LOOPS.index(name)
             if not unrolled:
                 if loop in loops:
@@ -134,7 +136,7 @@ def _parsed(text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def _wrong(text: str, why: str) -> MappingError:
     return MappingError(
-        f"{text!r} is no mapping: {why}",
+        f"{text!r} is not a mapping: {why}",
         remedy="write it as L3[WIO] K48 - L2[WI] K16X - L1[O] C48 P16 C16X - L0[W] P8",
     )
 
@@ -204,7 +206,7 @@ def fits(nests: Nests, mappings: Mappings, hardware: Hardware) -> np.ndarray:
 
 
 def check(nests: Nests, mappings: Mappings, hardware: Hardware) -> None:
-    """MappingError unless every mapping covers its layer and fits its hardware: it says which one, and why."""
+    """Raise MappingError unless every mapping covers its layer and fits its hardware: it says which one, and why."""
     for message, least, most in _limits(nests, mappings, hardware):
         wrong = np.flatnonzero(least > most)
         if len(wrong):

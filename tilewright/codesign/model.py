@@ -40,7 +40,7 @@ BOUNDS = ("PE array", "accumulator", "scratchpad", "DRAM")
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of a batch of mappings; derivatives where they were asked for."""
+    """The estimates for a batch of mappings, with derivatives if the caller wants them."""
 
     cycles: Quantity
     microjoules: Quantity
@@ -75,7 +75,7 @@ class Model:
 
     @classmethod
     def of(cls, machine: GemminiMachine, **options: float) -> Model:
-        """Of the parts that all points of a search share with this one: DRAM and the energies of accesses."""
+        """The model with what all points of a search share with this machine: DRAM and the energies of accesses."""
         return cls(machine.energy, machine.dram_bytes_per_cycle, machine.dram_block, **options)  # type: ignore[arg-type]
 
     def estimate(
@@ -221,7 +221,7 @@ class _Loops:
         return np.clip(above, 0.0, 1.0), np.where((above > 0.0) & (above < 1.0), 1.0 / _LN2, 0.0), inside
 
     def _extent(self, axis: int, level: int) -> Quantity:
-        """Of an input's window along an axis."""
+        """The extent of an input's window along an axis."""
         out, tap = _AXES[axis]
         outputs, taps = (self._monomial(self._inside(loop, level)) for loop in (out, tap))
         stride, dilation = self._nests.stride[:, axis], self._nests.dilation[:, axis]

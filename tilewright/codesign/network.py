@@ -174,7 +174,7 @@ class Evaluator:
         return Model.of(self.base)
 
     def design(self, machine: GemminiMachine, mappings: Mappings) -> Design:
-        """MappingError where a mapping does not fit."""
+        """Raise MappingError if a mapping does not fit."""
         rows = np.zeros(len(self.network), int)
         hardware = Hardware.of([machine]).take(rows)
         check(self.network.nests, mappings, hardware)

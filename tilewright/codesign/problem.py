@@ -98,7 +98,7 @@ class Layer:
         return math.prod(self.extents)
 
     def words(self, tensor: str) -> int:
-        """Of a whole tensor, without padding."""
+        """The words of a whole tensor, without padding."""
         if tensor != "inputs":
             return math.prod(self.extents[loop] for loop in RELEVANT[tensor])
         width, height = (

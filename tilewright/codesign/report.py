@@ -28,8 +28,8 @@ td:first-child,th:first-child{text-align:left}code{font-size:.85em}svg text{font
 
 
 def parameters(design: Design) -> dict[str, Any]:
-    """Of the hardware and its programs. `machine` has the fields of GemminiMachine; `module`, what follows from them
-    for the RTL's module; mappings are in the notation of `codesign/mapping.py`."""
+    """The parameters of the hardware and its programs. `machine` has the fields of GemminiMachine, `module` has the
+    parameters of the RTL's module that follow from them, and mappings are in the notation of `codesign/mapping.py`."""
     machine = design.machine
     simple = {
         each.name: getattr(machine, each.name)

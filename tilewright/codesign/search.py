@@ -61,7 +61,7 @@ class Exploration:
 
     @property
     def best(self) -> Design:
-        """The least EDP within the limits. HardwareRangeError where no design is within them."""
+        """The least EDP within the limits. Raises HardwareRangeError if no design is within them."""
         within = [design for design in self.designs if design.within(self.limits)]
         if not within:
             raise HardwareRangeError(

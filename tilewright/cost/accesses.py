@@ -35,7 +35,7 @@ from tilewright.loops.ir import (
 
 LINE = USUAL.line_bytes  # without a machine: features of a program alone
 
-Innermost = Store | Prefetch | Transpose | Slide | Combine | Invoke
+Innermost = Store | Prefetch | Transpose | Slide | Combine | Invoke | Copy | Warp
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +61,7 @@ class StatementAccess:
     count: int = 1
     reads: bool = False
     writes: bool = False
+    width: int = 1  # neighbouring elements of one access
     # Distinct bytes, and bytes of their cache lines, inside each loop, the innermost first.
     unique: list[float] = field(default_factory=list)
     lines: list[float] = field(default_factory=list)
@@ -80,6 +81,8 @@ class Statement:
     def target(self) -> Buffer | None:
         if isinstance(self.stmt, Invoke):
             return self.stmt.operands[0].buffer
+        if isinstance(self.stmt, Warp):
+            return self.stmt.operands[0][0]
         return None if isinstance(self.stmt, Prefetch) else self.stmt.buffer
 
     @property
@@ -87,26 +90,32 @@ class Statement:
         return any(load.source == self.target for load in self.loads)
 
 
-def statements_of(program: Program, line: int = LINE) -> list[Statement]:
-    """The statements in program order, for a machine with this cache-line size. Each of two branches counts half."""
-    return list(_statements(program.body, (), 1.0, line))
+def statements_of(program: Program, line: int = LINE, threads: bool = False) -> list[Statement]:
+    """The statements in program order, for a machine with this cache-line size. Each of two branches counts half.
+    `threads`: the program may be one for threads of a GPU, whose copies and instructions of warps are statements."""
+    return list(_statements(program.body, (), 1.0, line, threads))
 
 
 def _statements(
-    stmt: Stmt, path: tuple[EnclosingLoop, ...], executions: float, line: int
+    stmt: Stmt, path: tuple[EnclosingLoop, ...], executions: float, line: int, threads: bool
 ) -> Iterator[Statement]:
     if isinstance(stmt, For):
         loop = EnclosingLoop(stmt.var, stmt.kind)
-        yield from _statements(stmt.body, (*path, loop), executions * stmt.var.extent, line)
+        yield from _statements(stmt.body, (*path, loop), executions * stmt.var.extent, line, threads)
     elif isinstance(stmt, Block):
         for child in stmt.stmts:
-            yield from _statements(child, path, executions, line)
+            yield from _statements(child, path, executions, line, threads)
     elif isinstance(stmt, If):
         branches = [stmt.then] if stmt.other is None else [stmt.then, stmt.other]
         for branch in branches:
-            yield from _statements(branch, path, executions / len(branches), line)
-    elif isinstance(stmt, Copy | Commit | Await | Warp):
+            yield from _statements(branch, path, executions / len(branches), line, threads)
+    elif isinstance(stmt, Copy | Commit | Await | Warp) and not threads:
         raise InternalError("a program for threads of a GPU, counted as one for a processor")
+    elif isinstance(stmt, Commit | Await):
+        return
+    elif isinstance(stmt, Warp):  # all threads issue it together
+        inside = (*path, EnclosingLoop(stmt.thread, Kind.THREAD))
+        yield _statement(stmt, inside, executions * stmt.thread.extent, line)
     else:
         yield _statement(stmt, path, executions, line)
 
@@ -129,6 +138,13 @@ def _statement(stmt: Innermost, path: tuple[EnclosingLoop, ...], executions: flo
             loads.append(te.Load(result.buffer, (result.index,)))
             _add(accesses, result.buffer, result.index, write=False)
         _add(accesses, result.buffer, result.index, write=True)
+    elif isinstance(stmt, Copy):
+        _add(accesses, stmt.source, stmt.source_index, write=False, width=stmt.lanes)
+        _add(accesses, stmt.buffer, stmt.index, write=True, width=stmt.lanes)
+    elif isinstance(stmt, Warp):
+        sizes = [fragment.size for fragment in stmt.instruction.fragments]
+        for number, ((buffer, index), size) in enumerate(zip(stmt.operands, sizes, strict=True)):
+            _add(accesses, buffer, index, write=number == 0, width=size)
     inside_out = path[::-1]
     for access in accesses.values():
         access.unique, access.lines = _touched(access, inside_out, line)
@@ -143,15 +159,17 @@ def _find_loads(expr: te.Expr, found: list[te.Load]) -> None:
         _find_loads(child, found)
 
 
-def _add(accesses: dict[Buffer, StatementAccess], source: te.Source, index: te.Expr, *, write: bool) -> None:
+def _add(
+    accesses: dict[Buffer, StatementAccess], source: te.Source, index: te.Expr, *, write: bool, width: int = 1
+) -> None:
     assert isinstance(source, Buffer)
     if source.scope is Scope.REGISTER:
         return
     access = accesses.get(source.memory)
     if access is None:
-        access = accesses[source.memory] = StatementAccess(source, moves_of(index))
+        access = accesses[source.memory] = StatementAccess(source, moves_of(index), width, width=width)
     else:
-        access.count += 1
+        access.count += width
     access.reads, access.writes = access.reads or not write, access.writes or write
 
 
@@ -210,9 +228,9 @@ def _touched(
     size = access.buffer.dtype.bytes
     whole = access.buffer.size * float(size)
     whole_lines = line * math.ceil(whole / line)
-    positions, span = 1.0, 1.0
-    run, runs = float(size), 1.0  # contiguous bytes, with gaps below a line, and the number of such runs
-    unique, lines = [float(size)], [float(line)]
+    positions = span = float(access.width)
+    run, runs = span * size, 1.0  # contiguous bytes, with gaps below a line, and the number of such runs
+    unique, lines = [run], [max(run, float(line))]
     for loop in inside_out:
         move = access.moves.get(loop.var)
         if move is not None:

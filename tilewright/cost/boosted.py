@@ -51,7 +51,7 @@ class Experience(NamedTuple):
 
 
 @dataclass
-class _Samples:
+class Samples:
     """Configs with the log ratio of their times to `base`, the analytical prediction."""
 
     rows: np.ndarray
@@ -80,7 +80,7 @@ class Boosted:
         self._times: dict[Config, list[float]] = {}
         self._validity = Validity()
         self._foreign = [self._samples_of(one) for one in _first(warm, _MAX_FOREIGN)]
-        self._learned: _Learned | None = None
+        self._learned: Learned | None = None
         self._columns = np.array([], dtype=int)  # the columns it has learned from
         self._stale = bool(self._foreign)
 
@@ -110,13 +110,13 @@ class Boosted:
 
     # -- learning -------------------------------------------------------------------------------------------------
 
-    def _model(self) -> _Learned | None:
+    def _model(self) -> Learned | None:
         if self._stale:
             self._learned = self._learn()
             self._stale = False
         return self._learned
 
-    def _learn(self) -> _Learned | None:
+    def _learn(self) -> Learned | None:
         own = self._samples(self._analytical, self._times)
         if not len(own.residuals) and not self._foreign:
             return None
@@ -128,15 +128,15 @@ class Boosted:
         width = len(self._encoder.columns)
         rows = np.concatenate([_widened(part.rows, width) for part in parts])
         self._columns = self._encoder.informative(rows)
-        samples = _Samples(
+        samples = Samples(
             rows[:, self._columns],
             np.concatenate([part.base for part in parts]),
             np.concatenate([part.residuals for part in parts]),
             np.concatenate([part.weights for part in parts]),
         )
-        return _Learned.of(samples, samples.base, offset, self._objective, self._seed)
+        return Learned.of(samples, samples.base, offset, self._objective, self._seed)
 
-    def _samples_of(self, experience: Experience) -> _Samples:
+    def _samples_of(self, experience: Experience) -> Samples:
         model = Analytical(experience.candidates, experience.threads)
         times: dict[Config, list[float]] = {}
         for outcome in experience.outcomes:
@@ -145,7 +145,7 @@ class Boosted:
         samples = self._samples(model, times)
         return replace(samples, weights=samples.weights * _FOREIGN)
 
-    def _samples(self, model: Analytical, times: Mapping[Config, Sequence[float]]) -> _Samples:
+    def _samples(self, model: Analytical, times: Mapping[Config, Sequence[float]]) -> Samples:
         """Sorted, so that the order of the outcomes does not matter."""
         configs = sorted(times, key=str)
         logarithms = np.array([np.mean(np.log(times[config])) for config in configs])
@@ -153,7 +153,7 @@ class Boosted:
             np.log([model.seconds(config) for config in configs]) if self._prior else np.zeros(len(configs))
         )
         weights = np.array([float(len(times[config])) for config in configs])
-        return _Samples(self._encoder.matrix(model, configs), base, logarithms - base, weights)
+        return Samples(self._encoder.matrix(model, configs), base, logarithms - base, weights)
 
 
 def _first(warm: Sequence[Experience], count: int) -> list[Experience]:
@@ -167,7 +167,7 @@ def _first(warm: Sequence[Experience], count: int) -> list[Experience]:
     return found
 
 
-def _centred(samples: _Samples) -> _Samples:
+def _centred(samples: Samples) -> Samples:
     """Remove the scale of each foreign task or machine, which is irrelevant here."""
     mean = np.average(samples.residuals, weights=samples.weights)
     return replace(samples, residuals=samples.residuals - mean)
@@ -179,7 +179,7 @@ def _widened(rows: np.ndarray, width: int) -> np.ndarray:
 
 
 @dataclass
-class _Learned:
+class Learned:
     """The learned correction: an offset, a smooth part and trees, each with its weight; or a ranking, and the seconds
     for its scores."""
 
@@ -193,13 +193,13 @@ class _Learned:
     )
 
     @classmethod
-    def of(cls, samples: _Samples, base: np.ndarray, offset: float, objective: str, seed: int) -> _Learned:
+    def of(cls, samples: Samples, base: np.ndarray, offset: float, objective: str, seed: int) -> Learned:
         learned = cls(offset)
         rows, residuals, weights = samples.rows, samples.residuals, samples.weights
         if len(residuals) < _MIN:
             return learned
         learned.smooth = Smooth(rows, residuals, weights)
-        learned.smooth_believed = _believed(learned.smooth.left_out, residuals, weights)
+        learned.smooth_believed = believed(learned.smooth.left_out, residuals, weights)
         library = lightgbm() if len(residuals) >= _TREES and rows.shape[1] else None
         if library is None:
             return learned
@@ -212,7 +212,7 @@ class _Learned:
             learned.ranking = (grown, *_falling_line(scores, base + residuals, weights))
             return learned
         learned.trees = Trees(library, rows, residuals, weights, seed)
-        learned.trees_believed = _believed(learned.trees.left_out, residuals, weights)
+        learned.trees_believed = believed(learned.trees.left_out, residuals, weights)
         return learned
 
     def predict(self, rows: np.ndarray, base: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -233,7 +233,7 @@ class _Learned:
         return base + learned + self.offset, deviation
 
 
-def _believed(left_out: np.ndarray, residuals: np.ndarray, weights: np.ndarray) -> float:
+def believed(left_out: np.ndarray, residuals: np.ndarray, weights: np.ndarray) -> float:
     """The weight of a predictor, from its accuracy on left-out samples; lower with few samples."""
     known = ~np.isnan(left_out)
     said, was, weight = left_out[known], residuals[known], weights[known]

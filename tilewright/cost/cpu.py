@@ -11,10 +11,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from tilewright.dtypes import DType
 from tilewright.hw import CpuMachine
 from tilewright.measure.calibration import Speeds, stored
 from tilewright.space.template import Terms
+from tilewright.support.arith import ceil_div
+from tilewright.support.batch import Number, least, most, select
 
 LAUNCH_SECONDS = 1.5e-6  # to start and join the threads
 
@@ -89,22 +93,32 @@ def _near(measured: float, nominal: float) -> float:
 
 def seconds(
     terms: Terms, machine: CpuMachine, threads: int | None = None, rates: MachineRates | None = None
-) -> float:
-    """The predicted time of a kernel with these counts; at nominal rates if none are given."""
-    threads = threads or machine.cores
-    busy = min(threads, terms.iterations)
+) -> Number:
+    """The predicted time of a kernel with these counts; at nominal rates if none are given. Of many configs, whose
+    counts are arrays, it is an array."""
+    busy = least(threads or machine.cores, terms.iterations)
     known = rates or nominal_rates(machine)
-    at = known.one if busy == 1 else known.all
-    share = -(-terms.iterations // busy) / terms.iterations  # share of the work of the slowest thread
-    if busy > 1:
-        share *= 1 + _UNEVEN * max(0.0, 1 - terms.iterations / (busy * _ENOUGH))
-    most = machine.throughput
-    loads = min(_LOADS, _LOADED * most.loads)
-    core = max(terms.arithmetic / most.fmas, terms.loads / loads, terms.stores / most.stores)
-    core += terms.branches * _BRANCH + terms.loads * _LOAD + terms.scalar
+    if not isinstance(busy, np.ndarray):
+        return _seconds(terms, machine, busy, known.one if busy == 1 else known.all)
+    together = _seconds(terms, machine, busy, known.all)
+    return (
+        together
+        if known.one == known.all
+        else np.where(busy == 1, _seconds(terms, machine, busy, known.one), together)
+    )
+
+
+def _seconds(terms: Terms, machine: CpuMachine, busy: Number, at: Rates) -> Number:
+    share = ceil_div(terms.iterations, busy) / terms.iterations  # share of the work of the slowest thread
+    uneven = 1 + _UNEVEN * most(0.0, 1 - terms.iterations / (busy * _ENOUGH))
+    share = share * select(busy > 1, uneven, 1.0)
+    ports = machine.throughput
+    loads = min(_LOADS, _LOADED * ports.loads)
+    core = most(most(terms.arithmetic / ports.fmas, terms.loads / loads), terms.stores / ports.stores)
+    core = core + terms.branches * _BRANCH + terms.loads * _LOAD + terms.scalar
     fetched = terms.from_memory - terms.prefetched
     l2, l3, memory = terms.from_l2 / at.l2, terms.from_l3 / at.l3, fetched / at.memory
     shown = _SHOWN_L2 * l2 + _SHOWN_L3 * l3 + _SHOWN_MEMORY * memory
     least = l2 + l3 + terms.from_memory / at.memory
     cycles = ((core + shown) ** _SHARP + least**_SHARP) ** (1 / _SHARP) + _TIE * core
-    return cycles * share / at.hertz + (LAUNCH_SECONDS if busy > 1 else 0.0)
+    return cycles * share / at.hertz + select(busy > 1, LAUNCH_SECONDS, 0.0)

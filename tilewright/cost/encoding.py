@@ -16,7 +16,7 @@ from tilewright.cost.analytical import Analytical
 from tilewright.cost.features import PROGRAM_FEATURES, program_features
 from tilewright.space.space import Config
 from tilewright.space.template import Featured
-from tilewright.space.terms import Counted, Cycles, GpuTerms, Roofline, Terms
+from tilewright.space.terms import Counted, Cycles, GpuTerms, Roofline, StreamTerms, Terms
 
 _RATIOS = ("loads", "stores", "branches", "scalar", "from_l2", "from_l3", "from_memory", "prefetched")
 TERMS_FEATURES: tuple[str, ...] = (
@@ -34,6 +34,8 @@ def features_of(terms: Counted, threads: int) -> dict[str, float]:
         return dict(zip(TERMS_FEATURES, terms_features(terms, threads), strict=True))
     if isinstance(terms, GpuTerms):
         return gpu_features(terms)
+    if isinstance(terms, StreamTerms):
+        return stream_features(terms)
     if isinstance(terms, Roofline):
         return {"busy": terms.busy, "intensity": math.log2(1 + terms.flops / max(1.0, terms.bytes))}
     if isinstance(terms, Cycles):
@@ -63,6 +65,19 @@ def gpu_features(terms: GpuTerms) -> dict[str, float]:
         "copies_per_work": math.log2(1 + 65536 * terms.copies / work),
         "scalar_per_work": math.log2(1 + 1024 * (terms.scalar + terms.ordinary) / work),
         "written": math.log2(1 + terms.written + terms.write_loaded),
+    }
+
+
+def stream_features(terms: StreamTerms) -> dict[str, float]:
+    """How the work is cut, and what a thread has in flight, in logarithms."""
+    return {
+        "blocks": math.log2(terms.blocks),
+        "threads": math.log2(terms.threads),
+        "registers": min(8.0, terms.registers / 64),
+        "steps": math.log2(1 + terms.steps),
+        "loaded_per_thread": math.log2(1 + terms.loaded / terms.steps / terms.threads),
+        "loaded_again": math.log2(1 + terms.blocks * terms.loaded / max(1.0, terms.memory)),
+        "scalar_per_step": math.log2(1 + terms.scalar / terms.steps),
     }
 
 

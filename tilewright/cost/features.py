@@ -2,7 +2,9 @@
 
 The 164 numbers of a statement are Ansor's: what it computes and how its loops are annotated (57), the five buffers
 with the most traffic (18 each), operations per byte from the innermost loop outwards (10), the memory it allocates
-(4) and its context (3). Magnitudes are logarithms. The features of GPU thread bindings exist, and are zero on a CPU.
+(4) and its context (3). Magnitudes are logarithms. Programs for GPUs have the same features: a statement runs in all
+threads of all blocks, copies to shared memory and instructions of warps are statements, and `GPU_FEATURES` says what
+else such a statement does. On a CPU, the features of thread bindings and GPU_FEATURES are zero.
 
 Two things differ from Ansor, because programs here are lower-level: registers are not buffers, and reuse is counted
 only in serial loops, not in unrolled or vector loops.
@@ -28,7 +30,22 @@ from tilewright.cost.accesses import (
     shared_loops,
     statements_of,
 )
-from tilewright.loops.ir import Across, Buffer, Combine, Invoke, Kind, Program, Scope, Slide, Store, Transpose
+from tilewright.loops.ir import (
+    Across,
+    Await,
+    Buffer,
+    Combine,
+    Copy,
+    Invoke,
+    Kind,
+    Program,
+    Scope,
+    Slide,
+    Store,
+    Transpose,
+    Warp,
+    walk_stmts,
+)
 
 BUFFERS = 5
 CURVE = 10  # points of operations per byte
@@ -96,6 +113,17 @@ FEATURES: tuple[str, ...] = (
     "written_out",
 )
 
+GPU_FEATURES: tuple[str, ...] = (
+    "asynchronous_bytes",  # that a copy moves to shared memory while threads go on
+    "shared_read_bytes",
+    "shared_written_bytes",
+    "warp_instruction",
+    "tensor_operations",
+    "combined_threads",  # over which a value is reduced
+    "groups_in_flight",  # of asynchronous copies, in the whole program
+    "cluster",
+)
+
 _KINDS = {
     **dict.fromkeys(("fma", "dot4"), "mad"),
     **dict.fromkeys(("add", "sub"), "addsub"),
@@ -119,6 +147,51 @@ _BOOL_AT, _SELECT_AT = 2 * len(_OPERATIONS), 2 * len(_OPERATIONS) + 1
 def statement_features(program: Program) -> np.ndarray:
     """One row of FEATURES for each innermost statement, in program order."""
     return _logarithms(_rows(program))
+
+
+def statement_tokens(program: Program, most: int) -> np.ndarray:
+    """FEATURES and GPU_FEATURES of the `most` statements that run most often, in program order."""
+    statements = statements_of(program, threads=True)
+    if not statements:
+        return np.zeros((0, len(FEATURES) + len(GPU_FEATURES)))
+    context = _Context.of(statements)
+    heaviest = sorted(range(len(statements)), key=lambda at: (-_weight(statements[at]), at))[:most]
+    in_flight = max(
+        (stmt.pending + 1 for stmt in walk_stmts(program.body) if isinstance(stmt, Await)), default=0
+    )
+    rows = [
+        _row(statements[at], context) + _gpu_row(statements[at], in_flight, program.cluster)
+        for at in sorted(heaviest)
+    ]
+    return _logarithms(np.array(rows))
+
+
+def _weight(statement: Statement) -> float:
+    """The order of statements: those of instructions first, then by how often they run."""
+    return statement.executions * (1024.0 if isinstance(statement.stmt, Warp | Invoke) else 1.0)
+
+
+def _gpu_row(statement: Statement, in_flight: int, cluster: int) -> list[float]:
+    stmt = statement.stmt
+    copied = stmt.lanes * stmt.buffer.dtype.bytes if isinstance(stmt, Copy) else 0
+    shared = [access for access in statement.accesses if access.buffer.scope is Scope.SCRATCH]
+    moved = [access.count * access.buffer.dtype.bytes for access in shared]
+    read = sum(size for size, access in zip(moved, shared, strict=True) if access.reads)
+    written = sum(size for size, access in zip(moved, shared, strict=True) if access.writes)
+    operations = 0.0
+    if isinstance(stmt, Warp) and "mma" in stmt.instruction.name:
+        left, result = stmt.instruction.fragments[1].tensor, stmt.instruction.fragments[0].tensor
+        operations = 2.0 * math.prod(result.shape) * left.shape[-1] / 32
+    return [
+        copied * statement.executions,
+        read * statement.executions,
+        written * statement.executions,
+        float(isinstance(stmt, Warp)),
+        operations * statement.executions,
+        float(stmt.group) if isinstance(stmt, Combine) else 0.0,
+        float(in_flight),
+        float(cluster - 1),
+    ]
 
 
 PROGRAM_FEATURES: tuple[str, ...] = (
@@ -200,6 +273,9 @@ def _operations(statement: Statement) -> list[float]:
         counts[_KIND_AT["other"]] = float(stmt.lanes)
     elif isinstance(stmt, Combine):
         counts[_KIND_AT["other"]] = math.log2(stmt.group)
+    elif isinstance(stmt, Warp) and "mma" in stmt.instruction.name:
+        result, left = (fragment.tensor for fragment in stmt.instruction.fragments[:2])
+        counts[_KIND_AT["mad"]] = math.prod(result.shape) * left.shape[-1] / 32
     return counts
 
 

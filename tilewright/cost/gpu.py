@@ -8,6 +8,10 @@ GPU, unless too few steps are in flight to hide the load latency (ALCOP's condit
 
     load <= (stages under way x blocks of a multiprocessor - 1) x use:   a step takes use
     otherwise:                                                           (load + use) / stages under way
+
+Where `terms.inner` describes the loads from shared memory into registers, the same condition gives the time of a step:
+a part's load against its use, the stages of registers, and the warps of a scheduler instead of blocks. What a step of
+concurrent blocks loads from memory is at most their working set (`terms.grid`).
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import math
 
 from tilewright.errors import InternalError
 from tilewright.hw.gpu import WARP, GpuMachine
-from tilewright.space.terms import Counted, GpuTerms, Roofline
+from tilewright.space.terms import Counted, GpuTerms, InnerLoop, Roofline, StreamTerms
 
 # Unpublished constants are fitted to the times of 9,200 kernels on one H200, 18 tasks of `benchmarks/gpu_search.py`
 # (`benchmarks/results/gpu_search.jsonl`), so that the fastest kernels rank first. Constants that differ between GPUs,
@@ -31,6 +35,12 @@ _SCALAR_WARPS, _SCALAR_POWER = (
     0.3,
 )  # the same for its other units; with fewer warps they slow down by this power
 _STEP = 97.0  # clocks of a barrier and its idle time
+# The register pipeline, fitted to the 900 kernels of `benchmarks/results/pipelining.json`, one H200.
+_SCHEDULERS = 4  # of a multiprocessor; each has its own tensor core
+_SHARED_LATENCY = 50.0  # clocks until a fragment has arrived from shared memory
+_FIRST = 2.0  # such loads that a step waits for if its register pipeline is not fused with the tiles'
+_INNER_STEP, _FUSED_STEP = 150.0, 75.0  # clocks of a barrier and its idle time, without and with fusion
+_WRAP = 20.0  # additional clocks if the number of stages is no power of two
 _MEMORY_SHARE = 0.92  # share of the data sheet's bandwidth
 _WRITE_SHARE = 0.95  # the same while results are written
 _L2_SHARE = 0.92  # share of L2 in which tensors remain from the previous kernel
@@ -46,6 +56,10 @@ _SCALAR_SHARE = 0.7  # share of the ordinary units' FMA rate reached by a librar
 _LOOP_SHARE = 0.1  # the same for a loop that loads both operands of every FMA
 _LOOP_CLOCKS = 20.0  # per step, if the steps of a thread depend on each other
 _STREAM_SHARE = 0.8  # share of the bandwidth reached by an elementwise kernel
+_SHARP = 3.0  # near the intersection of two bounds of a streaming kernel, neither is reached
+_MAX_REGISTERS = 255  # of a thread
+_SPILL = 3.0  # instructions for a register that does not fit, in each step
+_BLOCK_CLOCKS = 300.0  # to start and end a block of a streaming kernel
 _FMA_CLOCK = 256.0  # operations per clock of a multiprocessor's ordinary units
 _TENSOR_CLOCK = 2048.0  # the same of its tensor cores with 16-bit operands, without wgmma
 
@@ -56,6 +70,8 @@ def seconds(terms: Counted, machine: GpuMachine) -> float:
         return sum(seconds(each, machine) for each in terms)
     if isinstance(terms, Roofline):
         return _roofline(terms, machine)
+    if isinstance(terms, StreamTerms):
+        return _stream(terms, machine)
     if not isinstance(terms, GpuTerms):
         raise InternalError("terms of a processor for a GPU")
     most = machine.resident_blocks(terms.threads, terms.registers, terms.shared_bytes)
@@ -100,6 +116,27 @@ def _roofline(terms: Roofline, machine: GpuMachine) -> float:
     return start + max(terms.flops / (rate * busy), moved, chained)
 
 
+def _stream(terms: StreamTerms, machine: GpuMachine) -> float:
+    """Of a kernel that streams: the slowest of memory, instructions and the latency of its steps, near the intersection
+    of two more than either. What blocks load again comes from L2 as long as all that run at once fit there."""
+    kept = max(1, round(min(terms.registers, _MAX_REGISTERS)))
+    resident = max(1, machine.resident_blocks(terms.threads, kept, 0))
+    at_once = min(terms.blocks, machine.sms * resident)
+    waves = -(-terms.blocks // (machine.sms * resident))
+    busiest = -(-terms.blocks // machine.sms)  # blocks of the multiprocessor with the most
+    memory = _MEMORY_SHARE * machine.memory_bytes_per_second / _clock(machine)
+    again = max(0.0, terms.blocks * (terms.loaded + terms.written) - terms.memory)
+    missed = min(1.0, max(0.0, at_once * terms.loaded / (_L2_SHARE * machine.l2) - 1.0))
+    moved = (terms.memory + missed * again) / memory
+    cached = (1.0 - missed) * again / (_L2_REACHED * machine.l2_bytes_clock)
+    spilled = max(0.0, terms.registers - _MAX_REGISTERS) * terms.threads / WARP * terms.steps
+    warps = min(busiest, resident) * terms.threads / WARP
+    issued = busiest * (terms.scalar + _SPILL * spilled) / (_ORDINARY_CLOCK * min(1.0, warps / _SCALAR_WARPS))
+    waited = waves * terms.steps * machine.rates.memory_latency + _BLOCK_CLOCKS * busiest / resident
+    clocks = (moved + cached) ** _SHARP + issued**_SHARP + waited**_SHARP
+    return machine.launch_seconds + clocks ** (1 / _SHARP) / _clock(machine)
+
+
 def _wave(terms: GpuTerms, machine: GpuMachine, resident: int, blocks: int, more: bool) -> float:
     """Clocks of this many concurrent blocks, `resident` per multiprocessor. With several, other blocks hide the start
     and end of one block."""
@@ -113,7 +150,12 @@ def _wave(terms: GpuTerms, machine: GpuMachine, resident: int, blocks: int, more
         (terms.scalar / _ISSUE_CLOCK + terms.ordinary / _ORDINARY_CLOCK) / scalar_busy,
         terms.copies / _COPY_CLOCK,
     )
-    use = work + _STEP / resident  # of a step, in a block's share of the multiprocessor
+    between = _STEP
+    if terms.inner is not None:
+        work = max(work, _inner(terms, terms.inner, machine, resident) / resident)
+        between = _FUSED_STEP if terms.inner.is_fused else _INNER_STEP
+        between += _WRAP if terms.stages & (terms.stages - 1) else 0.0
+    use = work + between / resident  # of a step, in a block's share of the multiprocessor
     cache = machine.l2_bytes_clock
     memory = _memory_bytes_clock(terms.memory, machine, _MEMORY_SHARE)
     loaded = terms.loaded * blocks
@@ -121,19 +163,39 @@ def _wave(terms: GpuTerms, machine: GpuMachine, resident: int, blocks: int, more
     first = min(
         1.0, max(0.0, terms.memory - terms.written * terms.blocks) / max(1.0, total)
     )  # from memory, for all blocks
-    arriving = max(loaded / cache, loaded * first / memory)
+    missed = loaded * first
+    if terms.grid is not None:
+        missed = min(missed, terms.grid.loaded(blocks))  # the working set of concurrent blocks is loaded once
+    arriving = max(loaded / cache, missed / memory)
     load = max(rates.l2_latency, rates.memory_latency * first) + arriving
     in_flight = terms.stages - 1
     step = resident * use
     if load > (in_flight * resident - 1) * use:
         step = max(step, (load + use) / max(1, in_flight))
     loop = terms.steps * max(step, arriving)
-    results = resident * terms.write_shared / rates.shared_bytes_clock + _WRITE_CLOCKS
+    results = _WRITE_CLOCKS + resident * max(
+        terms.write_shared / rates.shared_bytes_clock,
+        terms.write_flops / (machine.tensor_flops_clock * tensor_busy),
+        terms.write_scalar / (_ISSUE_CLOCK * scalar_busy),
+    )
     results += blocks * (terms.written + terms.write_loaded) / (_WRITE_SHARE * memory)
     hidden = resident**_HIDDEN if more else 1.0
     if terms.persistent and more:
         hidden *= _OVERLAPPED
     return loop + (rates.memory_latency + arriving + results) / hidden
+
+
+def _inner(terms: GpuTerms, inner: InnerLoop, machine: GpuMachine, resident: int) -> float:
+    """Clocks of a step of all resident blocks, by the register pipeline: the condition for tiles, with the warps
+    of a scheduler as concurrent workers. Without fusion the first part of each step is waited for."""
+    warps = terms.threads / WARP
+    together = max(1.0, resident * warps / _SCHEDULERS)
+    use = terms.flops * _SCHEDULERS / (machine.tensor_flops_clock * warps * inner.parts)
+    load = _SHARED_LATENCY + inner.loaded * _SCHEDULERS / machine.rates.shared_bytes_clock
+    clocks = inner.parts * together * use
+    if load > (inner.stages * together - 1) * use:
+        clocks = inner.parts * (load + use) / inner.stages
+    return clocks if inner.is_fused else clocks + _FIRST * load
 
 
 def _clock(machine: GpuMachine) -> float:

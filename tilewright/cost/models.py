@@ -8,10 +8,14 @@ seed, experience). Register it here or as an entry point of the group `tilewrigh
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
+from tilewright import knobs
 from tilewright.cost.analytical import Analytical
+from tilewright.cost.attention import Attention
 from tilewright.cost.boosted import Boosted, Experience
 from tilewright.cost.model import CostModel
+from tilewright.cost.weights import SHIPPED
 from tilewright.errors import OptionError
 from tilewright.space.candidates import Configs
 from tilewright.support.plugins import named
@@ -30,7 +34,12 @@ def _analytical(candidates: Configs, threads: int, seed: int, experience: Sequen
     return Analytical(candidates, threads)
 
 
-COST_MODELS: dict[str, Factory] = {"boosted": _boosted, "analytical": _analytical}
+def _attention(candidates: Configs, threads: int, seed: int, experience: Sequence[Experience]) -> CostModel:
+    chosen = knobs.get("cost_weights")
+    return Attention(candidates, threads, warm=experience, path=Path(chosen) if chosen else SHIPPED)
+
+
+COST_MODELS: dict[str, Factory] = {"boosted": _boosted, "analytical": _analytical, "attention": _attention}
 
 
 def register(name: str, factory: Factory) -> None:

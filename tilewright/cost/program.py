@@ -28,6 +28,7 @@ from tilewright.loops.ir import (
     Block,
     Buffer,
     Combine,
+    Copy,
     For,
     If,
     Invoke,
@@ -39,6 +40,7 @@ from tilewright.loops.ir import (
     Stmt,
     Store,
     Transpose,
+    Warp,
 )
 from tilewright.loops.tiling import separate_accesses
 from tilewright.space.template import Terms
@@ -172,7 +174,7 @@ class _Count:
             self.arithmetic += times
             self.loads += times * sum(position.buffer.scope is not Scope.REGISTER for position in inputs)
             self.stores += times * (result.buffer.scope is not Scope.REGISTER)
-        elif isinstance(stmt, Combine):
+        elif isinstance(stmt, Combine | Copy | Warp):
             raise InternalError("a program for threads of a GPU, counted as one for a processor")
         else:
             each = self.value(stmt.value, lane)

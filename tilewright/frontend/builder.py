@@ -164,5 +164,5 @@ def number_of(value: Number, dtype: DType) -> Number:
     if dtype.is_float:
         return float(value)
     if isinstance(value, float) and not math.isfinite(value):
-        raise Unsupported(f"{value} is no integer")
+        raise Unsupported(f"{value} is not an integer")
     return int(value)

@@ -20,6 +20,7 @@ from tilewright.graph.attention import ABSORBED
 from tilewright.graph.ir import Graph, Node
 from tilewright.graph.op import flops_of
 from tilewright.graph.text import print_graph
+from tilewright.runtime.plan import FusionReport
 from tilewright.support.fingerprint import fingerprint
 
 _LABEL_OPS = 6
@@ -130,6 +131,7 @@ class Partition:
     offsets: Mapping[Node, int] = field(
         default_factory=dict
     )  # byte offsets of views that are smaller than their target
+    fusion: FusionReport | None = None  # how it was chosen
 
     def buffer_of(self, node: Node) -> Node:
         """The node whose buffer holds the value of `node`."""

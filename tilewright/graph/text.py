@@ -418,7 +418,7 @@ class _Tokens:
         try:
             return DType.parse(text)
         except KeyError:
-            raise _Refused(f"{text} is no element type") from None
+            raise _Refused(f"{text} is not an element type") from None
 
     def take_attr(self) -> Any:
         kind, text = self.next("an attribute")
@@ -426,7 +426,7 @@ class _Tokens:
             try:
                 return json.loads(text)
             except ValueError:
-                raise _Refused(f"{text} is no string") from None
+                raise _Refused(f"{text} is not a string") from None
         if kind == "number":
             return _number(text)
         if kind == "word" and text in _WORDS:
@@ -436,7 +436,7 @@ class _Tokens:
                 return DType.parse(text)
             except KeyError:
                 pass
-        raise _Refused(f"{text} is no attribute")
+        raise _Refused(f"{text} is not an attribute")
 
     def take_literal(self) -> Any:
         """A number, a bool, or the bits of a NaN as a string of hexadecimal digits."""
@@ -447,7 +447,7 @@ class _Tokens:
             return _number(text)
         if kind == "word" and _WORDS.get(text) is not None:
             return _WORDS[text]
-        raise _Refused(f"{text} is no element")
+        raise _Refused(f"{text} is not an element")
 
     def finish(self) -> str:
         """The comment at the end of the line; nothing else may follow."""

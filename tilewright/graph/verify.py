@@ -65,7 +65,7 @@ STAGES: Mapping[str, tuple[Forbidden, ...]] = {
 def forbidden_at(stage: str) -> tuple[Forbidden, ...]:
     """Everything that is forbidden once a graph has reached `stage`."""
     if stage not in STAGES:
-        raise VerificationError(f"there is no stage {stage!r}; the stages are {', '.join(STAGES)}")
+        raise VerificationError(f"stage must be one of {', '.join(STAGES)}, got {stage!r}")
     names = list(STAGES)
     return tuple(rule for name in names[: names.index(stage) + 1] for rule in STAGES[name])
 

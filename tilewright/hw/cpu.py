@@ -61,6 +61,10 @@ class CpuMachine:
         """Elements of a type in a vector register; types below 32 bits are computed in 32."""
         return self.vector_bytes // max(4, dtype.compute.bytes)
 
+    def channel_multiple(self, dtype: DType) -> int:
+        """Numbers of channels that are multiples of this fill whole vectors."""
+        return self.lanes(dtype) if dtype.is_float else 1
+
     def channel_block(self, channels: int, dtype: DType) -> int:
         """The best number of channels per block: the lanes of a vector, or half of them; 0: none."""
         lanes = self.lanes(dtype) if dtype.is_float else 1

@@ -68,7 +68,7 @@ class Area:
 
 @dataclass(frozen=True)
 class GemminiMachine:
-    """One point of Gemmini's hardware space. HardwareRangeError where the generator has no such point."""
+    """One point of Gemmini's hardware space. Raises HardwareRangeError if the generator has no such point."""
 
     kind: ClassVar[str] = "gemmini"
 
@@ -112,12 +112,12 @@ class GemminiMachine:
 
     @property
     def scratchpad_rows(self) -> int:
-        """Of `dim` 8-bit words each."""
+        """The number of rows of `dim` 8-bit words."""
         return self.scratchpad // (self.dim * self.INPUT_BYTES)
 
     @property
     def accumulator_rows(self) -> int:
-        """Of `dim` 32-bit words each."""
+        """The number of rows of `dim` 32-bit words."""
         return self.accumulator // (self.dim * self.ACCUMULATOR_BYTES)
 
     @property
@@ -151,6 +151,10 @@ class GemminiMachine:
             ),
             Memory("DRAM", Scope.GLOBAL, "machine", None, self.dram_bytes_per_cycle, line=self.dram_block),
         )
+
+    def channel_multiple(self, dtype: DType) -> int:
+        """The DMA pads rows itself."""
+        return 1
 
     def channel_block(self, channels: int, dtype: DType) -> int:
         """The DMA gathers rows from channels-last tensors: there are no blocks."""

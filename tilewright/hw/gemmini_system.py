@@ -33,6 +33,9 @@ class GemminiSystem:
     accelerator: GemminiMachine = field(default_factory=GemminiMachine)
     timing: GemminiTiming = field(default_factory=GemminiTiming)
 
+    def channel_multiple(self, dtype: DType) -> int:
+        return 1
+
     def channel_block(self, channels: int, dtype: DType) -> int:
         """The accelerator reads channels-last tensors."""
         return 0
@@ -42,7 +45,7 @@ class GemminiSystem:
 
 
 def machine_named(options: str) -> GemminiMachine:
-    """`"dim=8,scratchpad=65536"` -> the machine; HardwareRangeError where there is no such option or value."""
+    """`"dim=8,scratchpad=65536"` -> the machine; raises HardwareRangeError if there is no such option or value."""
     given: dict[str, int | float] = {}
     for option in filter(None, options.split(",")):
         name, _, value = option.partition("=")

@@ -46,6 +46,13 @@ _RATES = {
 }
 
 
+@lru_cache(maxsize=16)
+def _rates_of(capability: str) -> GpuRates:
+    """Asked for each of thousands of predicted kernels."""
+    own = int("".join(filter(str.isdigit, capability)))
+    return _RATES[max((arch for arch in _RATES if arch <= own), default=min(_RATES))]
+
+
 @dataclass(frozen=True)
 class GpuMachine:
     """A GPU; sizes are in bytes. `shared_block` is the maximum per block, `shared_sm` the total of a
@@ -79,6 +86,10 @@ class GpuMachine:
         """80, 86, 89, 90."""
         return int("".join(filter(str.isdigit, self.capability)))
 
+    def channel_multiple(self, dtype: DType) -> int:
+        """Rows of this many channels are read in whole vectors of 16 bytes, as tensor cores need them."""
+        return max(1, 16 // dtype.bytes) if dtype.is_float else 1
+
     def channel_block(self, channels: int, dtype: DType) -> int:
         """No kernel reads channels in blocks: channels are last."""
         return 0
@@ -86,7 +97,7 @@ class GpuMachine:
     @property
     def rates(self) -> GpuRates:
         """The rates of its capability, or of the newest described one before it."""
-        return _RATES[max((arch for arch in _RATES if arch <= self.arch), default=min(_RATES))]
+        return _rates_of(self.capability)
 
     @property
     def launch_seconds(self) -> float:

@@ -286,11 +286,11 @@ def find_intrinsic(name: str) -> Intrinsic | None:
 
 
 def intrinsic_named(name: str, machine: HasFeatures) -> Intrinsic:
-    """The registered intrinsic of this name; IntrinsicError if there is none, or if the machine lacks it."""
+    """The registered intrinsic of this name; raises IntrinsicError if there is none, or if the machine lacks it."""
     found = _registered.get(name)
     if found is None:
         raise IntrinsicError(
-            f"there is no intrinsic {name!r}; there are: {', '.join(_registered) or 'none'}",
+            f"the intrinsic must be one of {', '.join(_registered) or 'none'}, got {name!r}",
             remedy="register it with tilewright.hw.intrinsics.register_intrinsic",
         )
     found.check_supported(machine)

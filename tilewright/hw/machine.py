@@ -27,6 +27,9 @@ class Machine(Protocol):
     def describe(self) -> str:
         """One line for display."""
 
+    def channel_multiple(self, dtype: DType) -> int:
+        """Numbers of channels that kernels read fastest are multiples of this."""
+
     def channel_block(self, channels: int, dtype: DType) -> int:
         """The best number of channels per block for kernels that read blocks as vectors; 0: there are no such
         kernels."""

@@ -70,6 +70,41 @@ def multiply(depth: int, dtype: DType) -> Intrinsic:
 
 
 @cache
+def load_left(depth: int, dtype: DType) -> Intrinsic:
+    """Load the left operand of `multiply(depth, dtype)`, 16 rows of shared memory, each thread giving the address of a
+    part of a row."""
+    return _load_operand("left", 16, depth, dtype)
+
+
+@cache
+def load_right(depth: int, dtype: DType) -> Intrinsic:
+    """The same for the right operand, 8 rows."""
+    return _load_operand("right", 8, depth, dtype)
+
+
+def _load_operand(name: str, rows: int, depth: int, dtype: DType) -> Intrinsic:
+    wide = columns(dtype)
+    count = rows // ROWS * (depth // wide)
+    source = te.Tensor("source", (rows, depth), dtype)
+    into = te.compute(f"into_{name}", (rows, depth), dtype, lambda m, k: te.Load(source, (m, k)))
+    held = multiply(depth, dtype).fragments[1 if name == "left" else 2]
+
+    def row(lane: Any, n: Any) -> tuple[Any, ...]:
+        """The matrices in the order of the operand's registers: first along rows, then along k."""
+        number = lane // ROWS
+        down, along = (number % 2, number // 2) if rows > ROWS else (0, number)
+        return lane % ROWS + down * ROWS, along * wide + n
+
+    return _intrinsic(
+        f"ldmatrix.sync.aligned.m8n8.x{count}.shared.b16",
+        (
+            Fragment(into, Scope.REGISTER, held.size, held.element, WARP),
+            Fragment(source, Scope.SCRATCH, wide, row, lanes=ROWS * count),
+        ),
+    )
+
+
+@cache
 def multiply_add(dtype: DType) -> Intrinsic:
     """`c[m, n] += a[m, k] * b[n, k]` for one element each in one thread: the scalar step of every contraction."""
     a, b = te.Tensor("a", (1, 1), dtype), te.Tensor("b", (1, 1), dtype)

@@ -250,7 +250,7 @@ class Operator:
     def _described(
         self, types: tuple[TensorType, ...], numbers: tuple[Any, ...], result: TensorType
     ) -> tuple[str, str]:
-        """(the launch, the reference) as text. OperatorError where this operator cannot be part of a model."""
+        """(the launch, the reference) as text. Raises OperatorError if this operator cannot be part of a model."""
         kernel = self._launch_text(types, numbers, result)
         reference = self._reference_text(types, numbers, result)
         if (types, numbers) not in self._checked:

@@ -17,6 +17,7 @@ from tilewright.frontend import ImportedModel
 from tilewright.hw import CpuMachine
 from tilewright.hw.gpu import GpuMachine
 from tilewright.runtime.model import CompiledModel
+from tilewright.targets.options import CompileOptions
 from tilewright.tune.lock import Lock, check_lockable, read_lock, write_lock
 
 
@@ -31,20 +32,10 @@ class BackendOptionError(OptionError, ShortenTraceback):
 
 
 @dataclass(frozen=True)
-class Options:
-    """The options of `tilewright.compile`, and some of the backend's own."""
+class Options(CompileOptions):
+    """The options of `tilewright.compile`, and some of the backend's own. `budget` is for each graph and size, and all
+    graphs share `lock`."""
 
-    numerics: str | None = None  # one of driver.NUMERICS
-    threads: int | None = None
-    target: str | CpuMachine | None = None  # None: the tensors' device
-    effort: str = "none"
-    budget: float | str | None = None  # per graph and size
-    seed: int = 0
-    search: str = "guided"
-    cost_model: str = "boosted"
-    allocation: str = "gradient"
-    db: str | Path | None = None
-    lock: str | Path | None = None  # shared by all graphs
     freeze: bool = True  # whether parameters and buffers are constants
     variants: int = 16  # maximum compiled sizes per graph
     fallback: bool = True  # False: internal failures and unsupported operators are errors
@@ -52,7 +43,7 @@ class Options:
 
     @staticmethod
     def of(given: Mapping[str, Any] | None) -> Options:
-        """Parse the options; BackendOptionError for unknown ones."""
+        """Parse the options; raises BackendOptionError for unknown ones."""
         known = [field.name for field in fields(Options)]
         unknown = sorted(set(given or {}) - set(known))
         if unknown:
@@ -62,22 +53,13 @@ class Options:
             )
         options = Options(**(given or {}))
         try:
-            options._check()
+            options.check()
         except TilewrightError as error:
             raise BackendOptionError(error.message, remedy=error.remedy) from None
         return options
 
-    def _check(self) -> None:
-        driver.check_options(
-            effort=self.effort,
-            budget=self.budget,
-            seed=self.seed,
-            numerics=self.numerics,
-            threads=self.threads,
-            search=self.search,
-            cost_model=self.cost_model,
-            allocation=self.allocation,
-        )
+    def check(self) -> None:
+        super().check()
         if isinstance(self.variants, bool) or not isinstance(self.variants, int) or self.variants < 1:
             raise OptionError(f"variants={self.variants!r} must be a whole number, 1 at least")
         for name in ("freeze", "fallback"):
@@ -95,30 +77,21 @@ class Options:
         """The target for tensors of `device` ("cpu", "cuda:1")."""
         if self.target is None:
             return device
-        described = isinstance(self.target, CpuMachine)
+        described = self.target if isinstance(self.target, CpuMachine) else None
         if device != "cpu" if described else self.target not in (device, device.partition(":")[0]):
             raise BackendOptionError(
                 f"target={self.target!r}, and the tensors of the graph are on {device}",
                 remedy="move the model and its inputs there, or leave `target` out",
             )
-        return self.target if described else device
+        return described or device
 
     def compiled(self, model: ImportedModel, device: str) -> CompiledModel:
         def build(lock: Path | None) -> CompiledModel:
-            return driver.compile(
-                model,
-                target=self.target_for(device),
-                effort=self.effort,
-                budget=self.budget,
-                seed=self.seed,
-                search=self.search,
-                cost_model=self.cost_model,
-                allocation=self.allocation,
-                db=self.db,
-                lock=lock,
-                numerics=self.numerics,
-                threads=self.threads,
+            given = {each.name: getattr(self, each.name) for each in fields(CompileOptions)}
+            compiled: CompiledModel = driver.compile(
+                model, **{**given, "target": self.target_for(device), "lock": lock}
             )
+            return compiled
 
         return build(None) if self.lock is None else _lock_files.compiled(Path(self.lock), build)
 

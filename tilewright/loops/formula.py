@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from tilewright import te
 from tilewright.dtypes import DType
@@ -63,7 +64,7 @@ class Formula:
         """Bytes read and written, each element once."""
         return sum(buffer.size * buffer.dtype.bytes for buffer in (*self.inputs, self.output))
 
-    @property
+    @cached_property
     def epilogue_reads(self) -> float:
         """Bytes read per result after its reductions."""
         read = {load.source for load in te.loads(self.value) if load.indices}

@@ -42,7 +42,8 @@ from tilewright.te.scalars import SCALARS
 
 
 class UnorderedAccess(Exception):
-    """Threads access an element of scratch memory without synchronisation between them."""
+    """Threads access an element of scratch memory without synchronisation between them, or before the copy that fills
+    it was awaited."""
 
 
 def interpret_program(
@@ -81,6 +82,8 @@ class _Machine:
             tuple[Buffer, int], int
         ] = {}  # when each element of scratch memory was last read
         self.awaits = 0
+        # Elements of scratch memory that copies in flight will fill.
+        self.in_flight: dict[Buffer, np.ndarray] = {}
 
     def memory(self, buffer: Buffer) -> np.ndarray:
         if buffer.scope is not Scope.REGISTER:
@@ -125,6 +128,7 @@ class _Machine:
             while len(self.groups) > stmt.pending:
                 for buffer, index, values in self.groups.pop(0):
                     self.shared[buffer][index : index + len(values)] = values
+                    self.in_flight[buffer][index : index + len(values)] = False
         elif isinstance(stmt, Warp):
             self.warp(stmt, env)
         elif isinstance(stmt, Invoke):
@@ -149,6 +153,7 @@ class _Machine:
                 raise IndexError(f"{expr.source.name}[{index}] of {expr.source.size}")
             if expr.source.scope is Scope.SCRATCH:
                 self.last_read[expr.source, index] = self.awaits
+                self.check_awaited(expr.source, index)
             return self.elements(expr.source)[index]
         if isinstance(expr, te.Select):
             return self.value(expr.then if self.value(expr.cond, env) else expr.other, env)
@@ -182,7 +187,15 @@ class _Machine:
             if self.last_read.get((stmt.buffer, position)) == self.awaits:
                 raise UnorderedAccess(f"{stmt.buffer.name}[{position}] is copied to where it is still read")
         self.shared[stmt.buffer][index : index + stmt.lanes] = np.nan if stmt.buffer.dtype.is_float else -1
+        flags = self.in_flight.setdefault(stmt.buffer, np.zeros(stmt.buffer.size, bool))
+        flags[index : index + stmt.lanes] = True
         self.asked.append((stmt.buffer, index, values))
+
+    def check_awaited(self, buffer: Buffer, index: int | np.ndarray) -> None:
+        flags = self.in_flight.get(buffer)
+        if flags is not None and np.any(flags[index]):
+            first = np.atleast_1d(index)[np.atleast_1d(flags[index])][0]
+            raise UnorderedAccess(f"{buffer.name}[{first}] is read before its copy was awaited")
 
     def warp(self, stmt: Warp, env: dict[te.Var, int]) -> None:
         instruction = stmt.instruction
@@ -201,6 +214,7 @@ class _Machine:
                     ]
                 else:
                     tile[elements] = self.shared[buffer][positions]
+                    self.check_awaited(buffer, positions)
                     self.last_read.update({(buffer, int(at)): self.awaits for at in positions.flat})
                 tiles[fragment.tensor] = tile
             result, (buffer, start) = instruction.fragments[0], stmt.operands[0]

@@ -271,7 +271,9 @@ class _Verifier:
         if stmt.buffer.scope is not Scope.REGISTER:
             self.fail(f"{stmt.buffer.name} is transposed and is not in registers")
         if size > stmt.buffer.size or size % stmt.lanes:
-            self.fail(f"{stmt.rows} x {stmt.columns} elements of {stmt.buffer.name} are no tile of vectors")
+            self.fail(
+                f"{stmt.rows} x {stmt.columns} elements of {stmt.buffer.name} are not a tile of vectors"
+            )
         starts = sum(1 << start for start in range(0, size, stmt.lanes))
         self.vector(stmt.buffer, starts, stmt.lanes)
         self.write(stmt.buffer, _run(0, size))
@@ -279,7 +281,7 @@ class _Verifier:
     def slide(self, stmt: Slide) -> None:
         for buffer, position in ((stmt.buffer, 0), (stmt.following, stmt.position)):
             if buffer.scope is not Scope.REGISTER or not 0 <= position <= buffer.size - stmt.lanes:
-                self.fail(f"{buffer.name}[{position}] is no register vector of {stmt.lanes} lanes")
+                self.fail(f"{buffer.name}[{position}] is not a register vector of {stmt.lanes} lanes")
             self.vector(buffer, 1 << position, stmt.lanes)
         if stmt.buffer == stmt.following or not 0 <= stmt.begin <= stmt.lanes:
             self.fail(f"{stmt.buffer.name} and {stmt.following.name} have no vector from {stmt.begin} on")
@@ -292,7 +294,7 @@ class _Verifier:
         if stmt.group < 1 or not even or self.threads % stmt.group:
             self.fail(f"groups of {stmt.group} among {self.threads} threads")
         if stmt.buffer.scope is not Scope.REGISTER or not 0 <= stmt.offset < stmt.buffer.size:
-            self.fail(f"{stmt.buffer.name}[{stmt.offset}] is no register")
+            self.fail(f"{stmt.buffer.name}[{stmt.offset}] is not a register")
         self.vector(stmt.buffer, 1 << stmt.offset, 1)
         self.read(stmt.buffer, 1 << stmt.offset, self.guards)
 
@@ -380,7 +382,7 @@ class _Verifier:
             return
         fixed = {loop.var for loop in self.loops if loop.kind is Kind.UNROLL}
         if not position.is_run or te.variables(simplify(position.index)) - fixed:
-            self.fail(f"{name}: {buffer.name} is in registers, and is no vector at a constant place")
+            self.fail(f"{name}: {buffer.name} is in registers, and is not a vector at a constant index")
         reached = bounds(simplify(position.index + (len(position.offsets) - 1)))
         if not _inside(bounds(simplify(position.index)), buffer) or not _inside(reached, buffer):
             self.fail(f"{name}: it accesses what is outside of {buffer.name}[{buffer.size}]")

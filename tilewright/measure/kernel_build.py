@@ -16,6 +16,8 @@ import numpy as np
 
 from tilewright.dtypes import DType
 from tilewright.errors import MeasurementError
+from tilewright.hw import host
+from tilewright.hw.machine import to_text
 from tilewright.measure.kernel_job import (
     BuiltKernel,
     DataFile,
@@ -68,7 +70,7 @@ def launch_of(spec: KernelSpec) -> Launch:
         from tilewright.measure.triton_launch import TritonLaunch
 
         return TritonLaunch(spec)
-    raise MeasurementError(f"there is no language {spec.language!r}")
+    raise MeasurementError(f"no kernels are built from the language {spec.language!r}")
 
 
 class TileLaunch:
@@ -100,9 +102,10 @@ class TileLaunch:
 
 
 def built_kernel(request: BuildKernel, launch: Launch) -> BuiltKernel:
-    """Compiled here, so that the process that times finds the machine code in the cache."""
+    """Compiled here, so that the process that times finds the machine code in the cache; unless this is another
+    machine."""
     spec = request.spec
-    if spec.kind == "cpu":
+    if spec.kind == "cpu" and spec.described == to_text(host()):
         launch.prepare(_unfilled(spec).arrays(), request.config, request.grid)
     return BuiltKernel(request.config, request.grid)
 
@@ -112,7 +115,7 @@ def _unfilled(spec: KernelSpec) -> LaunchMemory:
 
 
 def make_expected(spec: KernelSpec, launch: Launch, descriptor: int) -> Expected:
-    """MeasurementError where the interpreter would take too long."""
+    """Raise MeasurementError if the interpreter would take too long."""
     if spec.expected:
         return Expected(spec.expected, (), spec.size, in_spec=True)
     if not isinstance(launch, TileLaunch):  # the process that times runs the start config
@@ -186,7 +189,7 @@ class _Marking(Memory):
             written[:whole].reshape(-1, dtype.bytes)[index] = True
 
     def marks(self) -> dict[str, np.ndarray]:
-        """Of each tensor, which elements were stored to."""
+        """For each tensor: which elements were stored to."""
         found = {}
         for allocation in self.allocations:
             for tensor in allocation.tensors:

@@ -133,6 +133,7 @@ class Runner:
     - `memory`: the bytes that each builder may use.
     - `seed`: the seed of the inputs; None draws fresh ones.
     - `device`: the number of the GPU that candidates run on; None: the CPU.
+    - `confined`: its processes have no network, if the system can.
     """
 
     def __init__(
@@ -147,6 +148,7 @@ class Runner:
         seed: int | None = None,
         device: int | None = None,
         timing: str = TIMING,
+        confined: bool = False,
     ) -> None:
         self.threads, self.cold, self.device = threads, cold, device
         self.seed = secrets.randbits(32) if seed is None else seed
@@ -154,11 +156,11 @@ class Runner:
         total = psutil.virtual_memory().total
         self._modules, self._build_seconds = tuple(modules), build_seconds
         limit = memory or max(_MIN_MEMORY, total // 2 // count)
-        self._builders = [Child(BUILDING, limit, ONE_THREAD) for _ in range(count)]
+        self._builders = [Child(BUILDING, limit, ONE_THREAD, confined=confined) for _ in range(count)]
         # A GPU driver takes much address space and makes a process start slowly.
         own = max(_MIN_MEMORY, total * 3 // 4) if device is None else _DEVICE_MEMORY
-        self._timer = Child(timing, own, ONE_THREAD)
-        self._spare = None if device is None else Child(timing, own, ONE_THREAD)
+        self._timer = Child(timing, own, ONE_THREAD, confined=confined)
+        self._spare = None if device is None else Child(timing, own, ONE_THREAD, confined=confined)
         self._loaded_job: Job | None = None
         self._numbers = 0
         self._validations: OrderedDict[Job, _ValidationFile | Failed] = OrderedDict()
@@ -179,11 +181,17 @@ class Runner:
 
     def close(self) -> None:
         """End the processes. Measuring again starts new ones."""
-        self._abandon()
+        self.forget()
         for child in (*self._builders, self._timer, self._spare):
             if child is not None:
                 child.close()
+
+    def forget(self) -> None:
+        """Drop what was built and drawn for all tasks, and keep the processes."""
+        self._abandon()
         self._loaded_job = None
+        self._kept.clear()
+        self._replies.clear()
         while self._validations:
             self._drop_validation()
 
@@ -191,6 +199,11 @@ class Runner:
     def ahead(self) -> int:
         """How many rounds may be built while another is timed."""
         return 0 if self.device is None else _AHEAD
+
+    @property
+    def spent(self) -> bool:
+        """Whether a budget of device time is used up: this machine's devices have none."""
+        return False
 
     @property
     def drift(self) -> float:

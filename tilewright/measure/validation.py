@@ -42,6 +42,7 @@ from tilewright.measure.bounds import (
     may_be_transformed,
     rounding_errors,
 )
+from tilewright.measure.chained import chain_errors, overflown_results
 from tilewright.measure.exactness import (
     RELATIVE,
     Errors,
@@ -298,8 +299,7 @@ class _CheckMaker:
             allowed = np.where(np.isfinite(answer), allowed, np.float32(np.inf))
         if self.overflowing and name != "ordinary":
             # A kernel may round a computed operand to float16, where it overflows, or keep it in float32.
-            (rounded,) = evaluate(self.graph, inputs, precise=True, rounded=self.overflowing)
-            overflown = np.isfinite(answer) & ~np.isfinite(rounded.reshape(-1))
+            overflown = np.isfinite(answer) & overflown_results(self.graph, self.overflowing, inputs)
             allowed = np.where(overflown, np.float32(np.inf), allowed)
         bound = self._l2_bound(answer) if name == "ordinary" else math.inf
         return CheckCase(name, tuple(inputs), answer, allowed, nan_spreads, bound)
@@ -320,7 +320,7 @@ class _CheckMaker:
                 allowed_errors(self.graph, flat, changed, dtype, typical, self.bound, share, alone=alone)
             )
         allowed: np.ndarray = np.maximum.reduce(found)
-        allowed = allowed + self._of_gelu(inputs, flat)
+        allowed = allowed + self._of_gelu(inputs, flat) + chain_errors(self.graph, inputs, self.numerics)
         return allowed + self._of_epilogue(inputs, allowed) if alone else allowed
 
     def _of_epilogue(self, inputs: Sequence[np.ndarray], allowed: np.ndarray) -> np.ndarray:

@@ -1,11 +1,12 @@
-"""merge-matmuls: merge matmuls of one operand with several weights into one matmul.
+"""merge-matmuls: merge matmuls of one operand with several weights into one matmul (horizontal fusion).
 
     q = x @ wq + bq                       all = x @ [wq wk wv] + [bq bk bv]
     k = x @ wk + bk              ->       q, k, v = slices of all
     v = x @ wv + bv
 
-For machines on which one large product is faster than several small ones. It applies only if attention is the only
-reader of the results: attention reads slices in place, while other readers would need copies.
+One large product reads its operand once and starts one kernel. Attention reads slices in place; other readers fuse
+them or need copies, and an epilogue may get a kernel of its own. So the matmuls are merged where the kernels of both
+forms, up to the next contraction or reduction, are predicted to be faster.
 """
 
 from __future__ import annotations
@@ -18,27 +19,54 @@ from operator import or_
 import numpy as np
 
 from tilewright.graph.ir import Graph, Node, constant, rebuild
-from tilewright.graph.op import apply
+from tilewright.graph.op import Fusion, apply, op_of
 from tilewright.rewrites.base import Pass
+from tilewright.rewrites.local import Judge, part_of_graph
+
+_MAX_NODES = 48  # of the neighbourhood that is compared
+
+_Merged = Mapping[Node, tuple[Sequence["_Branch"], int]]
 
 
 @dataclass(frozen=True)
 class MergeMatmuls(Pass):
+    """`judge` None: merge all whose only reader is attention."""
+
     name = "merge-matmuls"
+
+    judge: Judge | None = None
 
     def run(self, graph: Graph) -> Graph:
         users = graph.users()
         outputs = frozenset(graph.outputs)
         merged: dict[Node, tuple[Sequence[_Branch], int]] = {}
         for siblings in _siblings(graph).values():
-            branches = [b for node in siblings if (b := _branch(node, users, outputs)) is not None]
-            biased = {branch.bias is not None for branch in branches}
-            if len(branches) > 1 and len(biased) == 1:
-                for number, branch in enumerate(branches):
-                    merged[branch.result] = (branches, number)
-        if not merged:
-            return graph
-        return rebuild(graph, _rule(merged))
+            for every in _mergeable([_branch(node, users, outputs) for node in siblings]):
+                of_attention = [b for b in every if _only_attention(b.result, users, outputs)]
+                for branches in (every, of_attention) if len(of_attention) < len(every) else (every,):
+                    if len(branches) > 1 and self._is_faster(graph, branches, users, outputs):
+                        merged |= {branch.result: (branches, n) for n, branch in enumerate(branches)}
+                        break
+        return rebuild(graph, _rule(merged)) if merged else graph
+
+    def _is_faster(
+        self,
+        graph: Graph,
+        branches: Sequence[_Branch],
+        users: Mapping[Node, list[Node]],
+        outputs: frozenset[Node],
+    ) -> bool:
+        if self.judge is None:
+            return all(_only_attention(branch.result, users, outputs) for branch in branches)
+        around = _neighbourhood(branches, users)
+        if len(around) > _MAX_NODES:
+            return False
+        before, made = part_of_graph(graph, around, users)
+        inner = [
+            _Branch(made[b.product], b.bias, made[b.result], made[b.product].inputs[1]) for b in branches
+        ]
+        after = rebuild(before, _rule({branch.result: (inner, n) for n, branch in enumerate(inner)}))
+        return self.judge.prefers(after, before)
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,10 +76,11 @@ class _Branch:
     product: Node
     bias: Node | None
     result: Node
+    weights: Node
 
     @property
     def weight(self) -> np.ndarray:
-        data = self.product.inputs[1].data
+        data = self.weights.data
         assert data is not None
         return data
 
@@ -62,18 +91,23 @@ def _siblings(graph: Graph) -> dict[tuple[Node, object], list[Node]]:
     for node in graph.nodes():
         if node.op == "matmul" and node.inputs[1].is_constant and node.inputs[1].type.rank == 2:
             found.setdefault((node.inputs[0], node.dtype), []).append(node)
-    return found
+    return {key: nodes for key, nodes in found.items() if len(nodes) > 1}
 
 
-def _branch(node: Node, users: Mapping[Node, Sequence[Node]], outputs: frozenset[Node]) -> _Branch | None:
+def _mergeable(branches: Sequence[_Branch]) -> list[list[_Branch]]:
+    """Those with a bias, and those without."""
+    sorted_out = [[b for b in branches if (b.bias is not None) is biased] for biased in (True, False)]
+    return [same for same in sorted_out if len(same) > 1]
+
+
+def _branch(node: Node, users: Mapping[Node, Sequence[Node]], outputs: frozenset[Node]) -> _Branch:
     readers = users[node]
     bias, result = None, node
-    if len(readers) == 1 and readers[0].op == "add":
+    if len(readers) == 1 and readers[0].op == "add" and node not in outputs:
         others = [operand for operand in readers[0].inputs if operand is not node]
         if len(others) == 1 and others[0].is_constant and others[0].shape == node.shape[-1:]:
             bias, result = others[0], readers[0]
-    read = not outputs & {node, result} and _only_attention(result, users, outputs)
-    return _Branch(node, bias, result) if read else None
+    return _Branch(node, bias, result, node.inputs[1])
 
 
 def _only_attention(node: Node, users: Mapping[Node, Sequence[Node]], outputs: frozenset[Node]) -> bool:
@@ -87,9 +121,24 @@ def _only_attention(node: Node, users: Mapping[Node, Sequence[Node]], outputs: f
     )
 
 
-def _rule(
-    merged: Mapping[Node, tuple[Sequence[_Branch], int]],
-) -> Callable[[Node, tuple[Node, ...]], Node | None]:
+def _neighbourhood(branches: Sequence[_Branch], users: Mapping[Node, Sequence[Node]]) -> list[Node]:
+    """The branches, the elementwise work and movement after them, and the attention that reads it."""
+    found: dict[Node, None] = {}
+    for branch in branches:
+        found |= dict.fromkeys([branch.product, branch.result])
+    waiting = [branch.result for branch in branches]
+    while waiting and len(found) <= _MAX_NODES:
+        for user in users[waiting.pop()]:
+            kind = op_of(user.op).fusion
+            moves = kind in (Fusion.ELEMENTWISE, Fusion.INJECTIVE) and user.op != "concat"
+            if user not in found and (moves or user.op == "attention"):
+                found[user] = None
+                if user.op != "attention":
+                    waiting.append(user)
+    return list(found)
+
+
+def _rule(merged: _Merged) -> Callable[[Node, tuple[Node, ...]], Node | None]:
     made: dict[int, Node] = {}
 
     def whole(branches: Sequence[_Branch], data: Node) -> Node:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from tilewright.dtypes import DType
 from tilewright.graph.ir import TensorType
@@ -26,6 +27,45 @@ class CostOracle(Protocol):
     def block(self, channels: int, dtype: DType) -> int:
         """The best number of channels per block for kernels that read blocks as vectors; 0: there are no such
         kernels."""
+
+
+class PaddingOracle(CostOracle, Protocol):
+    """An oracle that also knows which numbers of channels kernels read fastest."""
+
+    def channel_multiple(self, dtype: DType) -> int:
+        """Their common divisor; 1 if all are alike."""
+
+
+@dataclass(frozen=True)
+class Price:
+    """The time of a group's best kernel."""
+
+    seconds: float
+    measured: bool = False  # otherwise predicted
+
+
+class GroupCosts(Protocol):
+    """Times of groups that one kernel may compute, for the partition by dynamic programming."""
+
+    def can_compute(self, task: Task) -> bool:
+        """Whether some candidate computes the task. It is what makes a group legal."""
+
+    def prepare(self, tasks: Collection[Task]) -> None:
+        """Announce the tasks whose prices will be asked for."""
+
+    def price(self, task: Task) -> Price | None:
+        """The time of the task: measured if it was tuned, otherwise predicted; None if neither is known."""
+
+    def traffic_seconds(self, bytes: float) -> float:
+        """The most that a fused kernel saves by not moving this many bytes: their traffic, and one launch."""
+
+
+@runtime_checkable
+class ExplainsRefusals(Protocol):
+    """`GroupCosts` that know why a group has no kernel."""
+
+    def refusal(self, task: Task) -> str | None:
+        """Why no candidate computes the task, as a clause; None if that is not known."""
 
 
 class FewestBytes:

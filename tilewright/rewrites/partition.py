@@ -21,14 +21,26 @@ from tilewright.graph.task import Partition, Task, TaskCall
 from tilewright.graph.tile_operator import NAME as TILE_KERNEL
 from tilewright.rewrites.chain import chained
 from tilewright.rewrites.defer import deferred
+from tilewright.rewrites.dynamic import cut_dynamically
 from tilewright.rewrites.fuse import Group, fuse
+from tilewright.rewrites.oracle import GroupCosts
+from tilewright.runtime.plan import FusionReport
 from tilewright.support.layers import merged
 
 _ANCHORS = (Fusion.COMPLEX, Fusion.REDUCTION)
 
 
+PARTITIONS = ("dynamic", "greedy")
+
+
 def partition(
-    graph: Graph, chains: bool = True, defers: bool = False, prologues: bool = False, slices: bool = False
+    graph: Graph,
+    chains: bool = True,
+    defers: bool = False,
+    prologues: bool = False,
+    slices: bool = False,
+    joins: bool = False,
+    costs: GroupCosts | None = None,
 ) -> Partition:
     """The calls that compute `graph`. The partition's own graph differs from it by copies for outputs.
 
@@ -36,13 +48,21 @@ def partition(
     - `defers`: a clamp moves to its reader.
     - `prologues`: a product takes its producers.
     - `slices`: a contiguous slice is a view at an offset.
+    - `joins`: reductions of a contraction's results are joined with it later.
+    - `costs`: choose the groups by dynamic programming over these times; None: greedily.
     """
     graph, copies, owners = _own_outputs(graph)
-    fused = fuse(graph, copies, prologues, slices, owners)
+    fused = found = fuse(graph, copies, prologues, slices, owners)
     if chains:
         fused = chained(graph, fused, lambda group: make_task(group)[0])
     if defers:
         fused = deferred(graph, fused)
+    report = FusionReport("greedy", len(fused.groups), len(fused.groups))
+    if costs is not None:
+        kept = {*copies, *owners}
+        fused, report = cut_dynamically(
+            graph, found, fused, costs, make_task, kept=kept, cuts=defers, joins=joins
+        )
     views = {view: owners.get(target, target) for view, target in fused.views.items()}
     for value, owner in owners.items():
         views.pop(owner, None)
@@ -58,7 +78,7 @@ def partition(
         output = owners.get(group.output, group.output)
         name = _unique(output.name or group.output.name or task.label, names)
         calls.append(TaskCall(task, operands, output, name, layers=layers.of(group)))
-    result = Partition(graph, tuple(calls), views, fused.offsets)
+    result = Partition(graph, tuple(calls), views, fused.offsets, report)
     result.check()
     return result
 

@@ -6,6 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
+from tilewright import knobs
 from tilewright.graph.ir import Graph
 from tilewright.graph.task import Partition
 from tilewright.rewrites.base import Observer, Pass, run_passes
@@ -15,8 +18,11 @@ from tilewright.rewrites.fold_batch_norm import FoldBatchNorm
 from tilewright.rewrites.fold_constants import FoldConstants
 from tilewright.rewrites.fold_permute import FoldPermute
 from tilewright.rewrites.layout import Layout
+from tilewright.rewrites.local import Judge
+from tilewright.rewrites.merge_branches import MergeBranches
 from tilewright.rewrites.merge_matmuls import MergeMatmuls
-from tilewright.rewrites.oracle import CostOracle, FewestBytes
+from tilewright.rewrites.oracle import CostOracle, FewestBytes, GroupCosts
+from tilewright.rewrites.pad_channels import PadChannels
 from tilewright.rewrites.partition import kind_of, partition
 from tilewright.rewrites.recognise_attention import RecogniseAttention
 from tilewright.rewrites.simplify import Simplify
@@ -35,6 +41,9 @@ class Abilities:
     half: bool = False  # 16-bit float arithmetic; otherwise 16-bit floats are computed in f32
     prologues: bool = False  # a matmul or convolution with the producer of its first operand
     tile_kernels: bool = True  # run them; otherwise compute their references
+    joins_reductions: bool = (
+        False  # a contraction is joined with the reduction of its results after measuring both
+    )
     splits_reductions: bool = True  # long sums are split here; otherwise candidates may split them
 
     @property
@@ -62,6 +71,8 @@ def passes(
         simplify,
         # While batch norms are still next to whole convolutions and linear layers.
         FoldBatchNorm(),
+        # When the batch norms of branches are in their weights.
+        *(() if numerics == "strict" else (MergeBranches(),)),
         # Before decompose, which keeps an attention whole: hand-written attention should become one too. After
         # simplify, which has turned transposed keys into a plain permute and division by a number into a product.
         *((RecogniseAttention(),) if attention else ()),
@@ -89,8 +100,34 @@ def passes(
         # When shapes are final, and before weights are folded: they are split together with the data.
         *((SplitReduction(oracle or FewestBytes()),) if abilities.splits_reductions else ()),
         FoldConstants(),
-        # Last, when weights are constants in the order in which their products read them.
-        *((MergeMatmuls(),) if attention and abilities.libraries else ()),
+        # Last, when weights are constants in the order in which their products read them. Merged first: channels of
+        # the merged product may need no padding.
+        *_priced(oracle, abilities, attention),
+    )
+
+
+def _priced(oracle: CostOracle | None, abilities: Abilities, attention: bool) -> Sequence[Pass]:
+    """The passes that compare the times of kernels before and after, as far as these are known."""
+    if oracle is None:
+        return (MergeMatmuls(),) if attention and abilities.libraries else ()
+    judge = Judge(oracle, lambda graph: cut(graph, abilities))
+    multiple = getattr(oracle, "channel_multiple", None)
+    if multiple is None or not knobs.get("padding"):
+        return (MergeMatmuls(judge),)
+    pads = (PadChannels(judge, lambda node: int(multiple(node.dtype))),)
+    return (MergeMatmuls(judge), *pads)
+
+
+def cut(graph: Graph, abilities: Abilities, costs: GroupCosts | None = None) -> Partition:
+    """The tasks of a graph on which all passes have run."""
+    return partition(
+        graph,
+        chains=abilities.chains,
+        defers=abilities.libraries,
+        prologues=abilities.prologues,
+        slices=abilities.slices,
+        joins=abilities.joins_reductions,
+        costs=costs,
     )
 
 
@@ -115,18 +152,16 @@ def run_pipeline(
     oracle: CostOracle | None = None,
     abilities: Abilities = _ALL,
     observe: Observer | None = None,
+    costs: GroupCosts | None = None,
 ) -> Partition:
+    """The tasks of a graph after all passes. `costs`: choose groups by dynamic programming; None: greedily."""
     trace = trace or Trace.off()
     with trace.span("rewrites", nodes=len(graph.nodes())) as span:
         graph = rewrite(graph, trace, numerics=numerics, oracle=oracle, abilities=abilities, observe=observe)
-        with trace.span("rewrites.partition") as cut:
-            result = partition(
-                graph,
-                chains=abilities.chains,
-                defers=abilities.libraries,
-                prologues=abilities.prologues,
-                slices=abilities.slices,
-            )
-            cut.note(groups=dict(Counter(map(kind_of, result.calls))), parts=len(result.offsets))
+        with trace.span("rewrites.partition") as noted:
+            result = cut(graph, abilities, costs)
+            noted.note(groups=dict(Counter(map(kind_of, result.calls))), parts=len(result.offsets))
+            if result.fusion is not None:
+                noted.note(fusion=msgspec.to_builtins(result.fusion))
         span.note(calls=len(result.calls), tasks=len(result.tasks()), views=len(result.views))
     return result

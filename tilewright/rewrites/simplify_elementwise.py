@@ -180,6 +180,9 @@ def extreme_of_constant(node: Node, build: Simplifier) -> Node | None:
 _INTEGER_BITS = {
     DType.BOOL: (1, False),
     DType.U8: (8, False),
+    DType.U16: (16, False),
+    DType.U32: (32, False),
+    DType.U64: (64, False),
     DType.I8: (7, True),
     DType.I16: (15, True),
     DType.I32: (31, True),

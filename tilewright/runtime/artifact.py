@@ -256,7 +256,7 @@ def load(
 
     - `threads`: the number of threads of a call; None uses `TILEWRIGHT_THREADS`, or all cores that this process may
       use.
-    - `trusted`: a key or several; SignatureError unless the file is signed with one of them.
+    - `trusted`: a key or several; raises SignatureError unless the file is signed with one of them.
 
     The whole file is verified before anything of it runs; ArtifactError says what is wrong. The result is a
     `DynamicModel` if the file holds variants for several input signatures, and a `CompiledModel` otherwise.

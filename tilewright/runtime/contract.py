@@ -56,10 +56,11 @@ class Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def plan_digest(plan: Plan) -> str:
     """The digest of a plan, without the digests of its kernels, which contain this one, and without what is only for
-    display: where choices came from (the same choice gives the same code) and the names of layers."""
+    display: where choices came from (the same choice gives the same code), the names of layers, and what
+    the partition was compared with."""
     tasks = {key: msgspec.structs.replace(info, origin=PREDICTED) for key, info in plan.tasks.items()}
     steps = tuple(msgspec.structs.replace(step, layers=msgspec.UNSET) for step in plan.steps)
-    plain = msgspec.structs.replace(plan, kernels={}, tasks=tasks, steps=steps)
+    plain = msgspec.structs.replace(plan, kernels={}, tasks=tasks, steps=steps, fusion=msgspec.UNSET)
     text = msgspec.json.encode(plain, order="deterministic")
     return hashlib.sha256(text).hexdigest()
 

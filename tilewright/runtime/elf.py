@@ -84,7 +84,7 @@ class _Object:
         if identity[:8] != b"\x7fELF\x02\x01\x01\x00" or any(identity[8:]) or version != 1:
             _fail("it is no 64-bit little-endian ELF file")
         if kind != _RELOCATABLE or self.machine not in _RELOCATIONS:
-            _fail("it is no relocatable file for a known processor")
+            _fail("it is not a relocatable file for a known processor")
         if size != _HEADER.size or entry != _SECTION.size or programs or program_headers:
             _fail("its header is not sound")
         if not 1 <= count <= _MAX_SECTIONS or table % 8 or table + count * entry > len(data):
@@ -175,7 +175,7 @@ class _Object:
             if symbol.value + symbol.size > section.size or not section.flags & _ALLOC:
                 _fail(f"{what}: not within its section")
             if symbol.kind == _FUNC and not (section.flags & _EXEC and symbol.size):
-                _fail(f"{what}: a function that is no code")
+                _fail(f"{what}: a function that is not code")
             if symbol.kind == _SECTION_SYMBOL and (symbol.value or symbol.size or symbol.binding != _LOCAL):
                 _fail(f"{what}: not the beginning of a section")
 

@@ -15,10 +15,11 @@ import numpy as np
 from tilewright.dtypes import DType
 from tilewright.runtime import notebook, threads
 from tilewright.runtime.executor import Executor
-from tilewright.runtime.plan import PREDICTED, MemoryReport, Origin, Plan, TaskInfo
+from tilewright.runtime.plan import PREDICTED, FusionReport, MemoryReport, Origin, Plan, TaskInfo
 
 WIDTH = 80  # default terminal width
 _LAYER, _TEMPLATE = 31, 12  # minimum widths of a layer's name and a template's
+_REFUSED = 3  # chains that no kernel computes; all are in `to_dict`
 _GAP = "  "
 
 
@@ -72,6 +73,7 @@ class Explanation(msgspec.Struct, frozen=True):
     # Bytes of constants by element type, for a model with 16-bit floats: on a CPU their weights are stored as f32.
     constant_types: dict[str, int] = {}
     accelerator: str = ""  # what of the model an accelerator runs
+    fusion: FusionReport | None = None  # how operators were grouped into kernels, and the alternatives
 
     def to_dict(self) -> dict[str, Any]:
         result: dict[str, Any] = msgspec.to_builtins(self)
@@ -128,6 +130,9 @@ class Explanation(msgspec.Struct, frozen=True):
             share = sum(row.seconds * (row.certified or 0.0) for row in paired) / (seconds or 1.0)
             text = f"{len(paired)} kernels; {share:.1%} of their register tiles are certified"
             lines.append(("paired", f"{text}, the rest are computed product by product"))
+        if self.fusion is not None:
+            lines.append(("fusion", str(self.fusion)))
+            lines += [("not fused", str(group)) for group in self.fusion.refused[:_REFUSED]]
         if self.accelerator:
             lines.append(("gemmini", self.accelerator))
         kinds = Counter(row.origin.kind for row in self.rows)
@@ -240,6 +245,7 @@ def explain(
         inputs=origin,
         constant_types=_constant_types(plan),
         accelerator=getattr(executor, "summary", str)(),
+        fusion=None if isinstance(plan.fusion, msgspec.UnsetType) else plan.fusion,
     )
 
 

@@ -124,7 +124,7 @@ def _external(symbol: str) -> int:
 
 
 def check_symbols(data: bytes, name: str = "object code") -> frozenset[str]:
-    """The external symbols of an object; CodegenError unless all of them are allowed."""
+    """The external symbols of an object; raises CodegenError unless all of them are allowed."""
     undefined = undefined_symbols(data, name)
     foreign = sorted(undefined - ALLOWED)
     if foreign:

@@ -163,6 +163,60 @@ class MemoryReport(msgspec.Struct, frozen=True):
     constant_bytes: int
 
 
+class GroupReport(msgspec.Struct, frozen=True):
+    """A group of operators that one kernel could compute, and what it was compared with."""
+
+    label: str  # "conv+add+relu"
+    output: str  # "f32[1,56,56,64]"
+    used: bool
+    is_greedy: bool  # greedy fusion makes this group too
+    seconds: float  # as one kernel
+    separate_seconds: float  # as one kernel for each of its units
+    measured: bool = False  # otherwise predicted
+    calls: int = 1
+
+
+class RefusedGroup(msgspec.Struct, frozen=True):
+    """Contractions in a chain that no kernel computes, and why."""
+
+    label: str
+    output: str
+    reason: str
+    calls: int = 1
+
+    def __str__(self) -> str:
+        times = f" ({self.calls} times)" if self.calls > 1 else ""
+        return f"{self.label}, {self.output}{times}: {self.reason}"
+
+
+class FusionReport(msgspec.Struct, frozen=True):
+    """How a model was cut into kernels. The seconds are sums over the groups that had an alternative."""
+
+    partition: str  # "dynamic" or "greedy"
+    groups: int
+    greedy_groups: int
+    changed: int = 0  # groups that greedy fusion does not make
+    seconds: float = 0.0
+    greedy_seconds: float = 0.0
+    states: int = 0
+    priced: int = 0  # distinct groups whose time was asked for
+    note: str = ""  # why greedy fusion was used instead
+    considered: tuple[GroupReport, ...] = ()
+    refused: tuple[RefusedGroup, ...] = ()
+
+    def __str__(self) -> str:
+        if self.partition == "greedy":
+            return f"{self.groups} groups" + (f", {self.note}" if self.note else " by greedy fusion")
+        if not self.considered:
+            return f"{self.groups} groups, as greedy fusion makes them: no other group has a kernel"
+        gain = max(0.0, 1.0 - self.seconds / self.greedy_seconds) if self.greedy_seconds else 0.0
+        text = (
+            f"{self.groups} groups by dynamic programming, {self.greedy_groups} by greedy fusion; {self.changed}"
+            f" differ, which saves {gain:.1%} of {self.greedy_seconds * 1e6:.1f} us; {self.priced} groups priced"
+        )
+        return f"{text}; {self.note}" if self.note else text
+
+
 class Plan(msgspec.Struct, frozen=True):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -180,6 +234,8 @@ class Plan(msgspec.Struct, frozen=True):
         str, ...
     ] = ()  # parameters of the original `forward` that may be passed by position, in order
     pinned: tuple[Pinned, ...] = ()
+    # How the model was cut into kernels. Older files lack it, as do their digests.
+    fusion: FusionReport | msgspec.UnsetType = msgspec.UNSET
 
     def validate(self) -> None:
         """Raise VerificationError unless every index, offset and size is within bounds.

@@ -29,6 +29,9 @@ _TORCH_NAMES = {
     DType.I32: "int32",
     DType.I16: "int16",
     DType.I8: "int8",
+    DType.U64: "uint64",
+    DType.U32: "uint32",
+    DType.U16: "uint16",
     DType.U8: "uint8",
     DType.BOOL: "bool",
 }

@@ -300,7 +300,7 @@ def describe(value: Any) -> str:
 
 
 def check(spec: Any, depth: int = 0) -> list[int]:
-    """The leaf indices of a spec, in order; ValueError if it is invalid."""
+    """The leaf indices of a spec, in order; raises ValueError if it is invalid."""
     if not isinstance(spec, dict) or depth > 200:
         raise ValueError("a tree that is not a dict, or too deep")
     kind = spec.get("kind")

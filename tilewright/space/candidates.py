@@ -49,10 +49,10 @@ class Configs:
 
     def program(self, config: Config) -> Program:
         """The loop program of a config whose terms are counted there."""
-        raise InternalError(f"{config} is no loop program")
+        raise InternalError(f"{config} is not a loop program")
 
     def of_config(self, config: Config) -> Applied:
-        """The template or derived structure that a config belongs to; InternalError if there is none."""
+        """The template or derived structure that a config belongs to; raises InternalError if there is none."""
         found = self._named(config.template)
         if found is None:
             raise InternalError(f"no template called {config.template!r} computes {self.label}")

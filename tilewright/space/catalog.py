@@ -26,6 +26,7 @@ from tilewright.space.template import Applied, Template, Work
 from tilewright.space.terms import Counted
 from tilewright.space.tile_operator import tile_operator_of
 from tilewright.support.plugins import entry_points
+from tilewright.support.suggest import one_of
 
 T = TypeVar("T")
 
@@ -76,7 +77,7 @@ class Catalog:
 
 
 def catalog(kind: str) -> Catalog:
-    """The catalog of a kind of machine; SpaceError if it has no templates."""
+    """The catalog of a kind of machine; raises SpaceError if it has no templates."""
     _load_entry_points()
     return _built_in(kind)
 
@@ -133,8 +134,7 @@ def _gemmini() -> Catalog:
 def register(template: Template, target: str = "cpu", module: str | None = None) -> Template:
     """Add a template to all compilations for `target`. `module`: the module that registers it on import, for worker
     processes; by default, the one that defines its class."""
-    if target not in KINDS:
-        raise OptionError(f"target must be one of {', '.join(map(repr, KINDS))}, got {target!r}")
+    one_of("target", target, KINDS)
     name = getattr(template, "name", None)
     if not isinstance(name, str) or not name or not callable(getattr(template, "apply", None)):
         raise OptionError(

@@ -17,6 +17,7 @@ from tilewright.graph.ir import Graph, Node, input_node
 from tilewright.graph.task import Task
 from tilewright.loops.gemmini.kernel import GemminiKernel
 from tilewright.loops.gpu.attention import TensorAttention
+from tilewright.loops.gpu.chain import TensorChain
 from tilewright.loops.gpu.tensor import TensorGemm
 from tilewright.loops.ir import Program
 from tilewright.loops.verify import verify_program
@@ -25,7 +26,7 @@ from tilewright.runtime.plan import VendorCall
 from tilewright.space.tile_operator import TileCall
 
 # The input of code generation.
-Kernel: TypeAlias = Program | TensorGemm | TensorAttention | TileCall | GemminiKernel
+Kernel: TypeAlias = Program | TensorGemm | TensorAttention | TensorChain | TileCall | GemminiKernel
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
+from typing import TYPE_CHECKING, Any
 
 from tilewright.errors import SpaceError
 from tilewright.support.frozen import quickly_made
 
+if TYPE_CHECKING:
+    import numpy as np
+
 Value = int | str | bool
 
+_AT_ONCE = 512  # configs whose legality is checked at once
 _DRAWS = 64  # random combinations tried before searching nearby for a legal one
 _LOOKED_AT = 100_000  # combinations examined before a space is considered empty
 
@@ -68,6 +73,14 @@ class Knob:
         return {choice: (at / last,) for at, choice in enumerate(self.choices)}
 
 
+def combinations(knobs: Sequence[Knob]) -> dict[str, np.ndarray]:
+    """Every combination of choices, as one array for each knob; the last knob changes first."""
+    import numpy as np  # the database imports this file, and listing it needs no NumPy
+
+    grid = np.meshgrid(*(np.array(knob.choices) for knob in knobs), indexing="ij")
+    return {knob.name: column.ravel() for knob, column in zip(knobs, grid, strict=True)}
+
+
 @quickly_made
 @dataclass(frozen=True)
 class Config:
@@ -98,12 +111,15 @@ class Space:
 
     `together` names knobs whose best values depend on each other. A search changes them together, because changing
     one at a time would get stuck, and a crossover takes all of them from the same config.
+
+    `batched`: whether `legal` also takes arrays, one element for each config. Then all choices are numbers.
     """
 
     template: str
     knobs: tuple[Knob, ...]
-    legal: Callable[[Mapping[str, Value]], bool]
+    legal: Callable[[Mapping[str, Any]], Any]  # a bool; of arrays, an array of them
     together: tuple[tuple[str, ...], ...] = ()
+    batched: bool = False
 
     def __post_init__(self) -> None:
         for knob in self.knobs:
@@ -144,11 +160,38 @@ class Space:
         return [*(tuple(by_name[name] for name in names) for names in self.together), *alone]
 
     def configs(self) -> Iterator[Config]:
+        """All legal configs; the last knob changes first."""
+        if self.batched:
+            yield from self._legal_in_batches()
+            return
         names = [knob.name for knob in self.knobs]
         for combination in itertools.product(*(knob.choices for knob in self.knobs)):
             values = dict(zip(names, combination, strict=True))
             if self.legal(values):
                 yield Config.of(self.template, values)
+
+    def _legal_in_batches(self) -> Iterator[Config]:
+        import numpy as np
+
+        inner = self._checked_at_once
+        outer = self.knobs[: len(self.knobs) - len(inner)]
+        columns = combinations(inner)
+        count = math.prod(len(knob.choices) for knob in inner)
+        for combination in itertools.product(*(knob.choices for knob in outer)):
+            values = {knob.name: value for knob, value in zip(outer, combination, strict=True)}
+            legal = np.broadcast_to(self.legal({**values, **columns}), (count,))
+            for at in np.flatnonzero(legal):
+                own = {name: column[at].item() for name, column in columns.items()}
+                yield Config.of(self.template, {**values, **own})
+
+    @property
+    def _checked_at_once(self) -> tuple[Knob, ...]:
+        """The last knobs, as many as have few combinations."""
+        first, count = len(self.knobs), 1
+        while first and count * len(self.knobs[first - 1].choices) <= _AT_ONCE:
+            first -= 1
+            count *= len(self.knobs[first].choices)
+        return self.knobs[first:]
 
     # -- one config -----------------------------------------------------------------------------------------------
 

@@ -8,11 +8,14 @@ computes the task. Library calls and decompositions into several kernels are tem
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
+from tilewright.graph.ir import Node
 from tilewright.graph.lower import lower_graph
+from tilewright.graph.op import Fusion, op_of
 from tilewright.graph.task import Task
 from tilewright.hw import CpuMachine, Machine
 from tilewright.hw.gpu import GpuMachine
@@ -24,7 +27,9 @@ from tilewright.space.terms import Counted, GpuTerms, Terms
 
 __all__ = [
     "Applied",
+    "Batched",
     "CpuWork",
+    "Explaining",
     "Featured",
     "GpuTerms",
     "GpuWork",
@@ -56,6 +61,8 @@ GpuWork = Work[GpuMachine]
 
 def normal_form(task: Task, numerics: str) -> Formula | None:
     """The task as a formula; None if a reduction is read inside another reduction's loop."""
+    if _has_chain(task):
+        return None
     output, inputs = lower_graph(task.graph)
     strict = numerics == "strict"
     try:
@@ -63,6 +70,22 @@ def normal_form(task: Task, numerics: str) -> Formula | None:
     except NestedReduction:
         return None
     return formula if strict else with_softmax_exp(formula)
+
+
+def _has_chain(task: Task) -> bool:
+    """Whether a contraction reads the result of another: nested reductions, without lowering both to find out."""
+    below: set[Node] = set()
+    for node in task.graph.nodes():
+        if node.is_input or node.is_constant:
+            continue
+        is_contraction = op_of(node.op).fusion is Fusion.COMPLEX
+        if any(operand in below for operand in node.inputs):
+            if is_contraction:
+                return True
+            below.add(node)
+        elif is_contraction:
+            below.add(node)
+    return False
 
 
 class Applied(Protocol):
@@ -79,11 +102,31 @@ class Applied(Protocol):
 
 
 @runtime_checkable
+class Batched(Protocol):
+    """An `Applied` that counts the terms of many configs at once: faster, if a search compares hundreds of them. Its
+    space is `batched`."""
+
+    @property
+    def space(self) -> Space: ...
+
+    def terms_of(self, values: Mapping[str, Any]) -> Counted:
+        """The terms, as arrays, of the configs with these values: of each knob one value for all, or an array."""
+
+
+@runtime_checkable
 class Featured(Protocol):
     """An `Applied` that tells a model that learns more of a config than its terms and its knobs."""
 
     def features(self, config: Config) -> dict[str, float]:
         """Numbers by name. What is learned on one task should hold on another: ratios and logarithms."""
+
+
+@runtime_checkable
+class Explaining(Protocol):
+    """A template that says why it does not apply, for reports."""
+
+    def refusal(self, work: Work) -> str | None:
+        """Why it does not compute a task; None if it does."""
 
 
 class Template(Protocol):

@@ -35,6 +35,42 @@ class Terms:
 
 
 @dataclass(frozen=True)
+class InnerLoop:
+    """The register pipeline within a step: each part is loaded from shared memory into registers, then used."""
+
+    parts: int  # of a step
+    stages: int  # parts in registers at once
+    loaded: float  # bytes that a warp loads for a part
+    fused: bool  # whether the first part of a step is loaded in the step before
+
+    @property
+    def is_fused(self) -> bool:
+        return self.fused and self.stages > 1
+
+
+@dataclass(frozen=True)
+class TileGrid:
+    """Which tiles concurrent blocks have in common: blocks form groups of `together` rows."""
+
+    rows: int
+    columns: int
+    together: int
+    row_bytes: float  # that a step loads for a row of tiles
+    column_bytes: float
+
+    def loaded(self, blocks: int) -> float:
+        """Distinct bytes that a step of so many neighbouring blocks loads."""
+        whole, rest = divmod(blocks, self.rows * self.columns)
+        found = whole * (self.rows * self.row_bytes + self.columns * self.column_bytes)
+        if rest:
+            group = self.together * self.columns
+            rows = min(self.rows, -(-rest // group) * self.together, rest)
+            columns = min(self.columns, -(-rest // self.together))
+            found += rows * self.row_bytes + columns * self.column_bytes
+        return found
+
+
+@dataclass(frozen=True)
 class GpuTerms:
     """Operation counts of a kernel on a GPU. Those of the main loop are per block and per step."""
 
@@ -56,6 +92,27 @@ class GpuTerms:
     cluster: int = 1  # blocks that must run at once
     ordinary: float = 0.0  # instructions that only wait for each other, over all warps
     persistent: bool = False  # a block starts the next tile while it writes one; `blocks` are then tiles
+    inner: InnerLoop | None = None  # of a step; None: its loads are hidden
+    grid: TileGrid | None = (
+        None  # None: each block loads all of its tiles for the first time as often as others
+    )
+    write_flops: float = 0.0  # on tensor cores after the main loop: further products of a chain
+    write_scalar: float = 0.0  # instructions for them, over all warps
+
+
+@dataclass(frozen=True)
+class StreamTerms:
+    """Operation counts of a GPU kernel without tensor cores, whose blocks load, compute and store in steps; per block,
+    over all its steps."""
+
+    blocks: int
+    threads: int  # of a block
+    registers: float  # of a thread, estimated; more than there are means spills
+    steps: float
+    loaded: float  # bytes, those that were loaded before included
+    written: float
+    memory: float  # bytes of the kernel's tensors, each once
+    scalar: float  # instructions, over all warps
 
 
 @dataclass(frozen=True)
@@ -73,9 +130,9 @@ class Roofline:
 
 @dataclass(frozen=True)
 class Cycles:
-    """Of an accelerator."""
+    """The cycles that an accelerator takes."""
 
     count: float
 
 
-Counted: TypeAlias = Terms | GpuTerms | Roofline | Cycles | tuple["Counted", ...]
+Counted: TypeAlias = Terms | GpuTerms | StreamTerms | Roofline | Cycles | tuple["Counted", ...]

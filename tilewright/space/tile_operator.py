@@ -129,7 +129,7 @@ class TileApplied:
         values = dict(config.values)
         variant = next((each for each in self.operator.variants if dict(each.values) == values), None)
         if variant is None:
-            raise SpaceError(f"{config} is no config of {self.name}")
+            raise SpaceError(f"{config} is not a config of {self.name}")
         types = {each.name: TileType(element_of(each)) for each in self.operator.arguments}
         constants = {name: value_of(reference) for name, reference in self.operator.constants}
         program = self.kernel.specialise(types, {**constants, **values})
@@ -147,7 +147,7 @@ class TileApplied:
 
 
 def tile_operator_of(task: Task) -> TileApplied | None:
-    """Of a task that is one tile kernel; None of any other."""
+    """The candidates of a task that is one tile kernel; None for any other task."""
     node = task.output
     if node.op != NAME:
         return None

@@ -27,6 +27,11 @@ from tilewright.errors import KernelSourceError
 # Modules that a process may import by name. Of any other module, the attributes that are used travel.
 _IMPORTED = ("tilewright", "triton", "math", "numpy", "operator", "builtins")
 _LAZY = __future__.annotations.compiler_flag  # annotations are not evaluated
+# In default values, the only part of a function's text that is evaluated where it is restored.
+_EVALUATED = (
+    *(ast.Constant, ast.Name, ast.Attribute, ast.Tuple, ast.List, ast.UnaryOp, ast.BinOp),
+    *(ast.expr_context, ast.unaryop, ast.operator),
+)
 _DEEPEST = 8  # tuples and namespaces inside each other
 
 Reference = tuple[str, Any]  # kind and value
@@ -46,7 +51,7 @@ class Bundle(msgspec.Struct, frozen=True):
 
     @property
     def fingerprint(self) -> str:
-        """Of what the kernel computes: comments, decorators, file names and blank lines do not count."""
+        """A fingerprint of what the kernel computes. Comments, decorators, file names and blank lines do not count."""
         digest = hashlib.sha256()
         for function in self.functions:
             digest.update(ast.dump(_definition(function)).encode())
@@ -58,7 +63,7 @@ class Bundle(msgspec.Struct, frozen=True):
 
 
 def bundle_of(function: Callable[..., Any]) -> Bundle:
-    """KernelSourceError where a name stands for something that cannot travel."""
+    """Raise KernelSourceError if a name stands for something that cannot travel."""
     collected = _Collected()
     collected.number_of(function)
     return Bundle(tuple(each for each in collected.functions if each is not None))
@@ -242,6 +247,14 @@ def _allowed(module: str) -> str:
 def _definition(function: FunctionText) -> ast.FunctionDef:
     tree = ast.parse(function.text).body[0]
     if not isinstance(tree, ast.FunctionDef):
-        raise KernelSourceError(f"{function.name} is no function made by def", remedy="decorate a plain def")
+        raise KernelSourceError(
+            f"{function.name} is not a function made by def", remedy="decorate a plain def"
+        )
     tree.decorator_list = []
+    for default in filter(None, (*tree.args.defaults, *tree.args.kw_defaults)):
+        if any(not isinstance(node, _EVALUATED) for node in ast.walk(default)):
+            raise KernelSourceError(
+                f"a default value of {function.name} is computed: {ast.unparse(default)}",
+                remedy="give a number, a string, a tuple or a name of one",
+            )
     return tree

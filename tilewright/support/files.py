@@ -20,7 +20,7 @@ class SpecialFileError(OSError):
 
 
 def require_regular(path: Path | str) -> os.stat_result:
-    """The status of a regular file, following links. SpecialFileError if it is another kind, OSError if it is
+    """The status of a regular file, following links. Raises SpecialFileError if it is another kind, OSError if it is
     absent."""
     status = os.stat(path)
     for is_kind, name in _KINDS:

@@ -22,7 +22,7 @@ _DIGITS = 32
 
 def fingerprint(*parts: Any) -> str:
     """32 hexadecimal digits for `parts`: str, int, float, bool, None, bytes, enum members (by class and name), NumPy
-    arrays, and tuples, lists and dicts of these. TypeError for anything else."""
+    arrays, and tuples, lists and dicts of these. Raises TypeError for anything else."""
     digest = hashlib.sha256()
     _write(digest, parts)
     return digest.hexdigest()[:_DIGITS]

@@ -7,7 +7,7 @@ from functools import lru_cache
 from importlib import metadata
 from typing import TypeVar
 
-from tilewright.errors import OptionError
+from tilewright.support.suggest import one_of
 
 F = TypeVar("F")
 
@@ -23,8 +23,6 @@ def named(option: str, name: str, registered: Mapping[str, F], group: str) -> F:
     if name in registered:
         return registered[name]
     installed = entry_points(group)
-    if name not in installed:
-        known = ", ".join(map(repr, (*registered, *installed)))
-        raise OptionError(f"{option} must be one of {known}, got {name!r}")
+    one_of(option, name, (*registered, *installed))
     loaded: F = installed[name].load()
     return loaded

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from tilewright.errors import MeasurementError
+from tilewright.support.confinement import SECRETS, confine
 
 _HEADER_BYTES = 8
 _MAX_DESCRIPTORS = 4
@@ -60,10 +61,14 @@ class Child:
     """A child process, seen from its parent. It starts with the first message, and again after each death.
 
     `serve` is "module:function", a function of a Channel that runs in it. `memory`: the bytes that it may use.
+    `confined`: without a network, if the system can (`confinement.py`), and without the secrets of this process.
     """
 
-    def __init__(self, serve: str, memory: int, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, serve: str, memory: int, environment: dict[str, str] | None = None, *, confined: bool = False
+    ) -> None:
         self._serve, self._memory, self._environment = serve, memory, environment or {}
+        self._confined = confined
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._words = -1  # its standard error
@@ -94,13 +99,15 @@ class Child:
         try:
             folders = import_folders()
             arguments = [str(len(folders)), *folders, self._serve, str(theirs.fileno()), str(self._memory)]
+            arguments += ["confined"] if self._confined else []
+            inherited = {k: v for k, v in os.environ.items() if not self._confined or k not in SECRETS}
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _SERVING, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=words,
                 pass_fds=(theirs.fileno(),),
-                env={**os.environ, "PYTHONSAFEPATH": "1", **self._environment},
+                env={**inherited, "PYTHONSAFEPATH": "1", **self._environment},
                 start_new_session=True,  # Ctrl-C is for the parent
             )
         except OSError as error:
@@ -258,8 +265,10 @@ class Channel:
         _send(self._socket, message, ())
 
 
-def main(serve: str, descriptor: str, memory: str) -> None:
+def main(serve: str, descriptor: str, memory: str, confined: str = "") -> None:
     """The main function of a child process."""
+    if confined:
+        confine(int(memory))  # before there are threads
     connection = socket.socket(fileno=int(descriptor))
     threading.Thread(target=_end_with_the_other_side, args=(int(descriptor),), daemon=True).start()
     _limit(resource.RLIMIT_DATA, int(memory))

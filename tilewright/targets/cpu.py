@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -19,29 +19,20 @@ from tilewright.rewrites.pipeline import run_pipeline
 from tilewright.runtime.executor import Executor
 from tilewright.runtime.model import CompiledModel
 from tilewright.support.trace import Trace
-from tilewright.targets.target import Target
+from tilewright.targets.target import DYNAMIC, Cutting, Target
 from tilewright.tune.oracle import PredictedCosts
 
 
-@dataclass(frozen=True)
-class CpuTarget:
-    machine: CpuMachine
+class ProcessorTarget:
+    """The methods of targets whose steps run on, or from, a processor."""
 
-    @property
-    def is_here(self) -> bool:
-        return self.machine == host()
+    _model: ClassVar[type[CompiledModel]] = CompiledModel
 
     def default_numerics(self) -> str:
         return knobs.get("numerics")
 
     def threads(self, wanted: int | None) -> int:
         return wanted or knobs.get("threads")
-
-    def partition(
-        self, imported: ImportedModel, numerics: str, trace: Trace, observe: Observer | None = None
-    ) -> Partition:
-        oracle = PredictedCosts(self.machine, numerics)
-        return run_pipeline(imported.graph, trace, numerics=numerics, oracle=oracle, observe=observe)
 
     def joins_reductions(self) -> bool:
         return False
@@ -50,14 +41,6 @@ class CpuTarget:
     def times_steps(self) -> bool:
         return True
 
-    def runner(self, threads: int) -> Any:
-        from tilewright.measure.runner import Runner  # imports the measuring code, which only tuning needs
-
-        return Runner(threads)
-
-    def executor(self, linked: Linked, threads: int) -> Executor:
-        return Executor(linked.plan, linked.constants, linked.objects, threads)
-
     def load(
         self,
         linked: Linked,
@@ -65,4 +48,35 @@ class CpuTarget:
         threads: int | None,
         again: Callable[[Target], CompiledModel],
     ) -> CompiledModel:
-        return CompiledModel(linked.plan, constants, linked.objects, threads=threads, checker=checked_kernel)
+        return self._model(linked.plan, constants, linked.objects, threads=threads, checker=checked_kernel)
+
+
+@dataclass(frozen=True)
+class CpuTarget(ProcessorTarget):
+    machine: CpuMachine
+
+    @property
+    def is_here(self) -> bool:
+        return self.machine == host()
+
+    def partition(
+        self,
+        imported: ImportedModel,
+        numerics: str,
+        trace: Trace,
+        observe: Observer | None = None,
+        cutting: Cutting = DYNAMIC,
+    ) -> Partition:
+        oracle = PredictedCosts(self.machine, numerics)
+        costs = cutting.costs(self.machine, numerics)
+        return run_pipeline(
+            imported.graph, trace, numerics=numerics, oracle=oracle, observe=observe, costs=costs
+        )
+
+    def runner(self, threads: int) -> Any:
+        from tilewright.measure.runner import Runner  # imports the measuring code, which only tuning needs
+
+        return Runner(threads)
+
+    def executor(self, linked: Linked, threads: int) -> Executor:
+        return Executor(linked.plan, linked.constants, linked.objects, threads)

@@ -23,12 +23,12 @@ from tilewright.runtime.model import CompiledModel
 from tilewright.runtime.ports import torch_module
 from tilewright.space.template import Work
 from tilewright.support.trace import Trace
-from tilewright.targets.target import Target, computed
+from tilewright.targets.target import DYNAMIC, Cutting, Target, computed
 from tilewright.tune.choose import best_of
 from tilewright.tune.oracle import PredictedCosts
 
 _ABILITIES = Abilities(
-    chains=False, half=True, libraries=True, prologues=True, tile_kernels=False, splits_reductions=False
+    chains=False, half=True, libraries=True, prologues=True, tile_kernels=True, splits_reductions=False
 )
 
 
@@ -64,14 +64,26 @@ class CudaTarget:
         return 0
 
     def partition(
-        self, imported: ImportedModel, numerics: str, trace: Trace, observe: Observer | None = None
+        self,
+        imported: ImportedModel,
+        numerics: str,
+        trace: Trace,
+        observe: Observer | None = None,
+        cutting: Cutting = DYNAMIC,
     ) -> Partition:
         oracle = PredictedCosts(self.machine, numerics)
-        abilities = replace(_ABILITIES, libraries=bool(self.machine.libraries))
+        libraries = bool(self.machine.libraries)
+        abilities = replace(_ABILITIES, libraries=libraries, joins_reductions=self.joins_reductions())
 
         def cut(abilities: Abilities) -> Partition:
             return run_pipeline(
-                imported.graph, trace, numerics=numerics, oracle=oracle, abilities=abilities, observe=observe
+                imported.graph,
+                trace,
+                numerics=numerics,
+                oracle=oracle,
+                abilities=abilities,
+                observe=observe,
+                costs=cutting.costs(self.machine, numerics),
             )
 
         found = cut(abilities)

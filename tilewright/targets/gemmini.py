@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
-import numpy as np
-
-from tilewright import knobs
 from tilewright.dtypes import DType
 from tilewright.errors import OptionError
 from tilewright.frontend import ImportedModel
@@ -18,7 +14,6 @@ from tilewright.graph.task import Partition, Task, TaskCall
 from tilewright.hw import host
 from tilewright.hw.gemmini_system import GemminiSystem, machine_named
 from tilewright.link import Linked
-from tilewright.measure.check import checked_kernel
 from tilewright.rewrites.base import Observer
 from tilewright.rewrites.calls import reader_counts, with_producer
 from tilewright.rewrites.pipeline import run_pipeline
@@ -27,7 +22,8 @@ from tilewright.runtime.model import CompiledModel
 from tilewright.space.templates.gemmini.accelerated import matched
 from tilewright.space.templates.gemmini.match import pooling_of
 from tilewright.support.trace import Trace
-from tilewright.targets.target import Target
+from tilewright.targets.cpu import ProcessorTarget
+from tilewright.targets.target import DYNAMIC, Cutting, Target
 from tilewright.tune.oracle import PredictedCosts
 
 
@@ -53,12 +49,13 @@ def _is_channels_first(task: Task) -> bool:
 
 
 @dataclass(frozen=True)
-class GemminiTarget:
+class GemminiTarget(ProcessorTarget):
     machine: GemminiSystem
+    _model: ClassVar[type[CompiledModel]] = GemminiModel
 
     @classmethod
     def named(cls, options: str) -> Target:
-        """Of the text behind "gemmini:"."""
+        """The target that the text after "gemmini:" describes."""
         return cls(GemminiSystem(host(), machine_named(options)))
 
     @property
@@ -66,14 +63,13 @@ class GemminiTarget:
         """A simulator's time is not the accelerator's: there is nothing to measure."""
         return False
 
-    def default_numerics(self) -> str:
-        return knobs.get("numerics")
-
-    def threads(self, wanted: int | None) -> int:
-        return wanted or knobs.get("threads")
-
     def partition(
-        self, imported: ImportedModel, numerics: str, trace: Trace, observe: Observer | None = None
+        self,
+        imported: ImportedModel,
+        numerics: str,
+        trace: Trace,
+        observe: Observer | None = None,
+        cutting: Cutting = DYNAMIC,
     ) -> Partition:
         oracle = _Costs(self.machine.host, numerics)
         found = run_pipeline(imported.graph, trace, numerics=numerics, oracle=oracle, observe=observe)
@@ -115,13 +111,6 @@ class GemminiTarget:
 
         return taken(whole.task) > taken(call.task) + taken(before.task)
 
-    def joins_reductions(self) -> bool:
-        return False
-
-    @property
-    def times_steps(self) -> bool:
-        return True
-
     def runner(self, threads: int) -> Any:
         raise OptionError(
             "the simulated accelerator has no time to measure", remedy='compile with effort="none"'
@@ -129,15 +118,6 @@ class GemminiTarget:
 
     def executor(self, linked: Linked, threads: int) -> GemminiExecutor:
         return GemminiExecutor(linked.plan, linked.constants, linked.objects, threads)
-
-    def load(
-        self,
-        linked: Linked,
-        constants: Sequence[np.ndarray],
-        threads: int | None,
-        again: Callable[[Target], CompiledModel],
-    ) -> CompiledModel:
-        return GemminiModel(linked.plan, constants, linked.objects, threads=threads, checker=checked_kernel)
 
 
 def _operators(call: TaskCall) -> list[Node]:
@@ -150,5 +130,5 @@ def _is_pooling(call: TaskCall) -> bool:
 
 
 def _is_scaling(call: TaskCall) -> bool:
-    """Of bytes, to be added to sums."""
+    """Whether it scales bytes that are then added to sums."""
     return [node.op for node in _operators(call)] == ["cast", "mul", "round", "cast"]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from tilewright.codegen.cache import ObjectCache
@@ -20,10 +19,10 @@ from tilewright.space.templates.default import DEFAULT
 from tilewright.support.layers import fused_name, shared_name
 from tilewright.support.trace import Trace
 from tilewright.support.version import VERSION
+from tilewright.targets.options import Settings
 from tilewright.targets.target import Choices, Target, together
 from tilewright.tune.allocate import Goal, Objective
 from tilewright.tune.choose import Choice, best_of, choose, implementation_of
-from tilewright.tune.effort import KNOWN, Tuning
 from tilewright.tune.known import known_choices
 from tilewright.tune.lock import check_lockable, lock_of, locked_choices, read_lock, write_lock
 
@@ -39,23 +38,16 @@ class Chosen:
 
 
 def choose_implementations(
-    target: Target,
+    settings: Settings,
     partitions: Sequence[Partition],
-    numerics: str,
-    threads: int | None,
-    trace: Trace,
     *,
-    tuning: Tuning = KNOWN,
-    lock: str | Path | None = None,
     objective: Objective | None = None,
-    runner: Callable[[int], Any] | None = None,
     builds: Builds | None = None,
 ) -> Chosen:
     """Choose the implementation of each task: from the lock file, by measuring now, from earlier measurements, or
-    predicted. `runner` measures instead of the target's own, on another machine. `builds` starts to build predicted
-    choices while the rest is chosen."""
+    predicted. `builds` starts to build predicted choices while the rest is chosen."""
+    target, numerics, path = settings.target, settings.numerics, settings.lock
     pairs = alternatives(partitions) if target.joins_reductions() else {}
-    path = None if lock is None else Path(lock)
     if path is not None:
         if (found := read_lock(path)) is not None:
             joined = _joined(partitions, [key for key in pairs if key in found.tasks])
@@ -64,14 +56,12 @@ def choose_implementations(
     pairs = {key: pair for key, pair in pairs.items() if _is_possible(pair, target, numerics)}
     works = _works(partitions, target, numerics)
     alternative_tasks = {key: Work(pair.joined, target.machine, numerics) for key, pair in pairs.items()}
-    count = target.threads(threads)
-    if tuning.measures:
-        choices = _tuned(
-            target, partitions, works, pairs, alternative_tasks, count, trace, tuning, objective, runner
-        )
+    if settings.tuning.measures:
+        choices = _tuned(settings, partitions, works, pairs, alternative_tasks, objective)
     else:
-        with trace.span("choose", tasks=len(works)) as span:
-            known = known_choices({**works, **alternative_tasks}, count, tuning.db)
+        with settings.trace.span("choose", tasks=len(works)) as span:
+            threads = target.threads(settings.threads)
+            known = known_choices({**works, **alternative_tasks}, threads, settings.tuning.db)
             choices = {}
             for key, work in (works | alternative_tasks).items():
                 choices[key] = choice = known.get(key) or choose(work)
@@ -114,22 +104,21 @@ def _is_faster(pair: Alternative, choices: Mapping[str, Choice]) -> bool:
 
 
 def _tuned(
-    target: Target,
+    settings: Settings,
     partitions: Sequence[Partition],
     works: Mapping[str, Work],
     pairs: Mapping[str, Alternative],
     alternative_tasks: Mapping[str, Work],
-    threads: int,
-    trace: Trace,
-    tuning: Tuning,
     objective: Objective | None,
-    runner: Callable[[int], Any] | None,
 ) -> dict[str, Choice]:
     # Imports the database and the searches, which only tuning needs.
     from tilewright.targets.model_runs import ModelRuns
     from tilewright.tune.tunable import TunableTask
     from tilewright.tune.tuner import tune
 
+    target, runner = settings.target, settings.runner
+    threads = target.threads(settings.threads)
+    untraced = replace(settings, trace=Trace.off())
     calls = {key: count for key, (_, count) in together(partitions).items()}
     named = _task_layers(partitions)
     tunables = {key: (TunableTask(work, threads, named[key]), calls[key]) for key, work in works.items()}
@@ -138,19 +127,18 @@ def _tuned(
     wanted = objective or Objective((Goal(calls),))
     extra = {key: pairs[key].calls for key in close}
     wanted = replace(wanted, goals=tuple(replace(goal, alternative_tasks=extra) for goal in wanted.goals))
-    numerics = next(iter(works.values())).numerics if works else "fast"
 
     def linked(
         partition: Partition, choices: Choices, boundary: Boundary
     ) -> tuple[Linked, Mapping[str, str]]:
-        return build_plan(target, partition, choices, boundary, numerics, Trace.off())
+        return build_plan(untraced, partition, choices, boundary)
 
-    with trace.span("tune", tasks=len(tunables)):
+    with settings.trace.span("tune", tasks=len(tunables)):
         choices = tune(
             tunables,
-            tuning,
+            settings.tuning,
             threads=threads,
-            trace=trace,
+            trace=settings.trace,
             objective=wanted,
             runner=runner or target.runner,
             models=ModelRuns(target, partitions, linked, threads) if runner is None else None,
@@ -173,16 +161,15 @@ def _is_close(pair: Alternative, work: Work, works: Mapping[str, Work]) -> bool:
 
 
 def build_plan(
-    target: Target,
+    settings: Settings,
     partition: Partition,
     choices: Choices,
     boundary: Boundary,
-    numerics: str,
-    trace: Trace,
     builds: Builds | None = None,
 ) -> tuple[Linked, Mapping[str, str]]:
     """Return the plan of a partition with these choices, and the task of each key in the plan. `builds` may already
     be building its kernels."""
+    target, numerics, trace = settings.target, settings.numerics, settings.trace
     implementations = {key: choice.implementation for key, choice in choices.items()}
     names = {key: _name(choice) for key, choice in choices.items()}
     expanded = expand(partition, implementations, names)

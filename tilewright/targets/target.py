@@ -7,17 +7,22 @@ per kind (`codegen/generator.py`) builds it, and one linker links it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from tilewright.frontend import ImportedModel
 from tilewright.graph.task import Partition, Task
+from tilewright.hw import Machine
 from tilewright.link import Boundary, Linked
 from tilewright.rewrites.base import Observer
+from tilewright.rewrites.oracle import GroupCosts
 from tilewright.runtime.model import CompiledModel
 from tilewright.support.trace import Trace
 from tilewright.tune.choose import Choice
+from tilewright.tune.oracle import KnownCosts, PredictedCosts
 
 # Replaces a model's constants by equal constants of other models.
 Share = Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
@@ -39,6 +44,31 @@ def unshared(constants: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
     return constants
 
 
+@dataclass(frozen=True)
+class Cutting:
+    """How the graph is cut into tasks: `partition` "dynamic" or "greedy".
+
+    `measured`: times of kernels with this many `threads` are read from the database `db` (None: the one in the cache
+    folder). Otherwise all are predicted, and the tasks are the same whatever was tuned, as a lock file needs them.
+    """
+
+    partition: str = "dynamic"
+    threads: int = 0
+    db: Path | None = None
+    measured: bool = True
+
+    def costs(self, machine: Machine, numerics: str) -> GroupCosts | None:
+        """The times of groups, for dynamic programming; None for greedy fusion."""
+        if self.partition == "greedy":
+            return None
+        if not self.measured:
+            return PredictedCosts(machine, numerics)
+        return KnownCosts(machine, numerics, threads=self.threads, db=self.db)
+
+
+DYNAMIC = Cutting()
+
+
 class Target(Protocol):
     @property
     def machine(self) -> Any:
@@ -55,7 +85,12 @@ class Target(Protocol):
         """The number of threads of a call; 0 if the caller cannot choose it."""
 
     def partition(
-        self, imported: ImportedModel, numerics: str, trace: Trace, observe: Observer | None = None
+        self,
+        imported: ImportedModel,
+        numerics: str,
+        trace: Trace,
+        observe: Observer | None = None,
+        cutting: Cutting = DYNAMIC,
     ) -> Partition:
         """Cut the graph into tasks. `observe` receives the graph after every pass."""
 

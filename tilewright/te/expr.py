@@ -401,20 +401,24 @@ def reduce_over(kind: str, body: Expr, axes: Sequence[Var]) -> Reduce:
 
 
 def children(expr: Expr) -> tuple[Expr, ...]:
-    kind = expr.__class__
-    if kind is Var or kind is Const:  # as most are
-        return ()
-    if isinstance(expr, Call):
-        return expr.args
-    if isinstance(expr, Load):
-        return expr.indices
-    if isinstance(expr, Cast):
-        return (expr.value,)
-    if isinstance(expr, Select):
-        return (expr.cond, expr.then, expr.other)
-    if isinstance(expr, Reduce):
-        return (expr.body,)
+    return _CHILDREN.get(expr.__class__, _nothing)(expr)
+
+
+def _nothing(expr: Expr) -> tuple[Expr, ...]:
     return ()
+
+
+# For each class of expressions, its children. A table, because a compilation asks for them millions of times.
+_CHILDREN: dict[type, Callable[[Any], tuple[Expr, ...]]] = {
+    Var: _nothing,
+    Const: _nothing,
+    Call: operator.attrgetter("args"),
+    Load: operator.attrgetter("indices"),
+    Cast: lambda expr: (expr.value,),
+    Select: operator.attrgetter("cond", "then", "other"),
+    Reduce: lambda expr: (expr.body,),
+}
+_LEAVES = frozenset([Var, Const])
 
 
 def with_children(expr: Expr, parts: tuple[Expr, ...]) -> Expr:
@@ -453,8 +457,18 @@ def rewrite(expr: Expr, rule: Callable[[Expr], Expr | None]) -> Expr:
             waiting.pop()
             continue
         parts = children(node)
-        if missing := [part for part in reversed(parts) if id(part) not in done]:
-            waiting.extend(missing)
+        missing = None
+        for part in parts:
+            if id(part) in done:
+                continue
+            if part.__class__ in _LEAVES:  # as most are
+                replacement = rule(part)
+                done[id(part)] = part if replacement is None else replacement
+            else:
+                missing = part
+                break  # it comes before the parts to its right
+        if missing is not None:
+            waiting.append(missing)
             continue
         rebuilt = with_children(node, tuple([done[id(part)] for part in parts])) if parts else node
         replacement = rule(rebuilt)
@@ -473,7 +487,7 @@ def substitute(expr: Expr, values: Mapping[Var, Expr]) -> Expr:
     """`expr` with variables replaced, all at once."""
     if not values:
         return expr
-    return rewrite(expr, lambda node: values.get(node) if isinstance(node, Var) else None)
+    return rewrite(expr, lambda node: values.get(node) if node.__class__ is Var else None)
 
 
 def loads(expr: Expr) -> list[Load]:

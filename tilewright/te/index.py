@@ -159,6 +159,10 @@ def linear(expr: Expr) -> Linear:
             return _divide(expr.op, forms[0], forms[1].constant)
         if expr.op in ("min", "max"):
             return _extreme(expr.op, forms[0], forms[1])
+        if expr.op == "xor":
+            for form, other in (forms, forms[::-1]):
+                if not form.terms and not form.constant:
+                    return other
         return Linear({Call(expr.op, tuple(form.expr() for form in forms), DType.I64): 1}, 0)
     return Linear({_simplify_parts(expr): 1}, 0)
 

@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from tilewright.measure.kernel_timer import LoadKernel
 from tilewright.measure.pool.actors import Timer
 from tilewright.measure.timing import Check, CheckDone, LoadTask, Race, Raced, Ready, Time, Timed
 from tilewright.support.process import Channel
@@ -41,13 +42,13 @@ def pseudo_seconds(built: msgspec.Struct) -> float:
 
 def serve(channel: Channel, seconds: float = 0.0) -> None:
     """Answers what `measure/timing.py` is asked; each timing sleeps for `seconds`."""
-    decoder = msgspec.msgpack.Decoder(LoadTask | Check | Time | Race)
+    decoder = msgspec.msgpack.Decoder(LoadTask | LoadKernel | Check | Time | Race)
     checked: dict[int, float] = {}
     while True:
         message, descriptors = channel.receive()
         request = decoder.decode(message)
         reply: msgspec.Struct
-        if isinstance(request, LoadTask):
+        if isinstance(request, LoadTask | LoadKernel):
             reply = Ready()
         elif isinstance(request, Check):
             checked[request.number] = pseudo_seconds(request.built)
@@ -83,9 +84,9 @@ class FaultyTimer(Timer):
         super().__init__(*arguments)
         self._random = Random()
 
-    def trial(self, message: bytes, code: bytes) -> bytes:
+    def trial(self, message: bytes, code: bytes, data: bytes = b"") -> bytes:
         if self._random.random() >= _FAULT_RATE:
-            return super().trial(message, code)
+            return super().trial(message, code, data)
         fault = self._random.choice(FAULTS)
         with open(fault_log(), "a") as log:
             log.write(f"{fault}\n")
@@ -96,12 +97,12 @@ class FaultyTimer(Timer):
         elif fault == "slow":
             time.sleep(1.0)
         elif fault == "corrupt":
-            return b"\xc1" + super().trial(message, code)[1:]
+            return b"\xc1" + super().trial(message, code, data)[1:]
         elif fault == "drop":
             time.sleep(3600.0)
         else:
             _disconnect()
-        return super().trial(message, code)
+        return super().trial(message, code, data)
 
 
 def _disconnect() -> None:

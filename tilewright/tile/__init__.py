@@ -10,17 +10,21 @@ Semantics
 - A **tile** is a value with a static shape, each size a power of two; a scalar is a tile of shape (). Values are never
   changed: assignment rebinds a name. Where control flow meets, a name has one type on all ways. `if`, `while` and
   `range` on values are control flow of the kernel; on constexprs, and with `static_range`, they are decided while
-  compiling. `and`, `or` and `x if c else y` evaluate only what they need; `where` evaluates both.
-- **Elementwise** operations broadcast as NumPy does. Of two types, the result is the narrowest that holds both, and of
-  an integer and a float the float; a Python number takes the type of the tile beside it. Integers wrap around. `//`
+  compiling. `and`, `or` and `x if c else y` evaluate only what they need; `where` evaluates both. `break` and
+  `continue` are Python's; a loop's index has no value behind it.
+- **Elementwise** operations broadcast as NumPy does. Of two types, the result is the narrowest that holds both (u64 and
+  a signed integer have none), and of an integer and a float the float; a Python number takes the type of the tile
+  beside it. Integers wrap around. `//`
   and `%` round towards minus infinity; `/` of integers is f32. Shifts by the width or more, division of integers by 0,
   and conversion of a float that the integer type does not hold are undefined.
 - **Floats.** An operation on f16 or bf16 is computed in f32 and rounded once; an operation on f32 or f64 is rounded
   to its type, functions such as `exp` to a few units in the last place, and division by a number that is the same for
-  several elements to two. `sum` and `cumsum` add f16 and bf16 in f32 and
+  several elements to two. `exp(x - m)` where `m` is a maximum that `x` takes part in may be off by as many units as
+  `m - x` says, and 0 below the normal numbers. `sum` and `cumsum` add f16 and bf16 in f32 and
   round once at the end, and add bools and integers under 32 bits in i32, their result. `dot` adds products of f16, bf16
   and f32 in f32, of f64 in f64, of i8 and u8 in i32, and that is its type; with input_precision="tf32" f32 operands
-  lose 13 bits first. The order of additions within one `sum`, `cumsum` or `dot` is not specified.
+  lose 13 bits first. The order of additions within one `sum`, `cumsum` or `dot` is not specified, nor is
+  the grouping in `reduce` and `associative_scan`, whose function is applied to whole tiles.
 - **Memory.** `load`, `store` and atomics work on pointers, tiles of pointers and (not atomics) block pointers.
   Where a mask is false nothing is touched. A masked element of a load is `other`, or an undefined value. An access to
   what is no element of a tensor argument is undefined, also if its value is not used. If two elements of one store have
@@ -94,6 +98,7 @@ from tilewright.tile.frontend.language import (
     zeros,
     zeros_like,
 )
+from tilewright.tile.frontend.scans import associative_scan, reduce
 from tilewright.tile.kernel import Kernel, kernel
 
 sum = language.sum_
@@ -101,7 +106,8 @@ max = language.max_
 min = language.min_
 
 float64, float32, float16, bfloat16 = DType.F64, DType.F32, DType.F16, DType.BF16
-int64, int32, int16, int8, uint8, int1 = DType.I64, DType.I32, DType.I16, DType.I8, DType.U8, DType.BOOL
+int64, int32, int16, int8, int1 = DType.I64, DType.I32, DType.I16, DType.I8, DType.BOOL
+uint64, uint32, uint16, uint8 = DType.U64, DType.U32, DType.U16, DType.U8
 
 __all__ = [
     "Kernel",
@@ -109,6 +115,7 @@ __all__ = [
     "arange",
     "argmax",
     "argmin",
+    "associative_scan",
     "atomic_add",
     "atomic_and",
     "atomic_cas",
@@ -152,6 +159,7 @@ __all__ = [
     "permute",
     "program_id",
     "ravel",
+    "reduce",
     "reshape",
     "sigmoid",
     "sort",
@@ -163,6 +171,9 @@ __all__ = [
     "sum",
     "trans",
     "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
     "where",
     "zeros",
     "zeros_like",

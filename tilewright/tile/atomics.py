@@ -12,7 +12,7 @@ from tilewright.errors import KernelTypeError
 from tilewright.tile.ir import TileType, Type
 from tilewright.tile.op import BOOL, Attrs, Effect, Machine, Meaning, Rule, op
 
-_WORDS = (DType.I32, DType.I64)
+_WORDS = (DType.I32, DType.I64, DType.U32, DType.U64)
 _ANY = (*_WORDS, DType.F32, DType.F64)
 TYPES: dict[str, tuple[DType, ...]] = {
     "max": _WORDS, "min": _WORDS, "and": _WORDS, "or": _WORDS, "xor": _WORDS, "xchg": _ANY, "cas": _WORDS,

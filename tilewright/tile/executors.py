@@ -49,6 +49,18 @@ class Facts:
     divisors: tuple[tuple[str, int], ...] = ()
 
 
+def are_disjoint(spans: list[tuple[int, int]]) -> bool:
+    """Whether no two tensors share a byte; of each, its first address and the one behind it."""
+    spans.sort()
+    end = -1
+    for low, high in spans:
+        if low < end and low != high:
+            return False
+        if high > end:
+            end = high
+    return True
+
+
 class Launchable(Protocol):
     def __call__(self, grid: tuple[int, int, int], values: Sequence[Any], /) -> None: ...
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from tilewright.dtypes import DType
 from tilewright.errors import KernelArgumentError, KernelSyntaxError
-from tilewright.tile.executors import Facts, Launchable, executor_for
+from tilewright.tile.executors import Facts, Launchable, are_disjoint, executor_for
 from tilewright.tile.frontend.builder import is_number, literal_type
 from tilewright.tile.frontend.compiler import Compiled, compile_kernel
-from tilewright.tile.frontend.source import FunctionSource, lookup, read
+from tilewright.tile.frontend.source import FunctionSource, is_current, read
 from tilewright.tile.interpret import interpret
 from tilewright.tile.ir import MAX_GRID, Pointer, TileProgram, TileType, Type
 from tilewright.tile.launch import WarmLaunches
@@ -135,7 +135,7 @@ class Kernel:
         for name in unwritten:
             if name not in names:
                 raise KernelArgumentError(
-                    f"unwritten: {name!r} is no tensor of {self.source.name}",
+                    f"unwritten: {name!r} is not a tensor of {self.source.name}",
                     remedy=f"use some of {', '.join(names)}",
                 )
         program = self._program(arguments)
@@ -243,7 +243,7 @@ class Kernel:
         return self._program(Arguments(ordered, fixed, [], {}, set()))
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a launch by name, defaults included. KernelArgumentError where one is missing."""
+        """The arguments of a launch by name, defaults included. Raises KernelArgumentError if one is missing."""
         return self._bind(args, kwargs)
 
     def describe(self, bound: Mapping[str, Any]) -> tuple[Arguments, str]:
@@ -269,9 +269,7 @@ class Kernel:
                 f"a constexpr of {self.source.name} is not hashable: {arguments.constants}",
                 remedy="pass numbers, strings, types and tuples as constexprs",
             ) from None
-        if known is None or any(
-            lookup(function, name) != (True, value) for function, name, value in known.captured
-        ):
+        if known is None or not is_current(known.captured):
             known = compile_kernel(self.source, arguments.types, arguments.constants)
             self._compiled[key] = known
         return known.program
@@ -349,10 +347,7 @@ def _kind(value: Any) -> str:
 
 
 def _facts(arguments: Arguments, divisors: bool) -> Facts:
-    end, disjoint = -1, True
-    for low, high in sorted(tensor.extent for tensor in arguments.tensors):
-        disjoint = disjoint and (low >= end or low == high)
-        end = max(end, high)
+    disjoint = are_disjoint([tensor.extent for tensor in arguments.tensors])
     if not divisors:
         return Facts(disjoint)
     numbers = [(tensor.name, tensor.address) for tensor in arguments.tensors]
@@ -370,7 +365,7 @@ def tensor_argument(name: str, value: Any) -> TensorArgument:
             raise _bad_type(name, value.dtype) from None
         if any(stride % dtype.bytes for stride in value.strides):
             raise KernelArgumentError(
-                f"`{name}` has strides that are no multiples of its element", remedy="copy it"
+                f"`{name}` has strides that are not multiples of its element size", remedy="copy it"
             )
         strides = tuple(stride // dtype.bytes for stride in value.strides)
         return TensorArgument(name, dtype, value.ctypes.data, value.shape, strides, value.flags.writeable)

@@ -8,16 +8,15 @@ remembered that the long way has not accepted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tilewright.tile.executors import Launchable
-from tilewright.tile.frontend.source import lookup
+from tilewright.tile.executors import Launchable, are_disjoint
+from tilewright.tile.frontend.source import Captured, is_current
 from tilewright.tile.ir import MAX_GRID
 
-Captured = Sequence[tuple[Callable[..., Any], str, Any]]
 _I32_MIN, _I32_END = -(2**31), 2**31
 _I64_END = 2**63
 _MAX_KNOWN = 4096  # signatures, before all are forgotten: constexprs that change with every call
@@ -50,9 +49,8 @@ class WarmLaunches:
         if known is None:
             return False
         launchable, captured = known
-        for function, name, value in captured:
-            if lookup(function, name) != (True, value):
-                return False
+        if not is_current(captured):
+            return False
         sizes = grid(dict(zip(self._names, given, strict=True))) if callable(grid) else grid
         if type(sizes) is not tuple:
             sizes = (sizes,)
@@ -137,12 +135,7 @@ class WarmLaunches:
             else:
                 return None
         if len(spans) > 1:
-            spans.sort()
-            end, disjoint = -1, True
-            for low, high in spans:
-                disjoint = disjoint and (low >= end or low == high)
-                end = high if high > end else end
-            key.append(disjoint)
+            key.append(are_disjoint(spans))
         if self._divisors:
             key.extend([value & -value & 15 for value in values if type(value) is int])
         if options:

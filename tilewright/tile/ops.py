@@ -40,7 +40,7 @@ from tilewright.tile.op import (
 )
 
 OPS = TABLE  # complete when this module is imported
-ATOMIC_TYPES = (DType.F16, DType.BF16, DType.F32, DType.F64, DType.I32, DType.I64)
+ATOMIC_TYPES = (DType.F16, DType.BF16, DType.F32, DType.F64, DType.I32, DType.I64, DType.U32, DType.U64)
 PRECISIONS = ("ieee", "tf32")
 
 

@@ -10,9 +10,10 @@ from typing import Any
 from tilewright.errors import AutotuneError
 from tilewright.tile.ir import TileProgram
 from tilewright.tile.kernel import Grid, Kernel
+from tilewright.tune.effort import resolve_tuning
 from tilewright.tune.kernel_space import SpaceLike, Where
 from tilewright.tune.launches import LaunchedTile
-from tilewright.tune.tuned_kernel import TunedKernel, tuning_options
+from tilewright.tune.tuned_kernel import TunedKernel
 
 
 def autotune(
@@ -57,7 +58,7 @@ def autotune(
     - `seed`, `search`, `cost_model`, `db`: as in `tilewright.compile`.
     - `lock`: a file of configs. Where it exists, launches take what it says; otherwise it is written.
     """
-    options = tuning_options(effort, budget, trials, seed, search, cost_model, db)
+    options = resolve_tuning(effort, budget, seed, search, db, cost_model, trials=trials)
 
     def decorate(kernel: Kernel) -> Autotuned:
         if not isinstance(kernel, Kernel):

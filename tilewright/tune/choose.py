@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+
+import numpy as np
 
 from tilewright.cost.predictor import Predictor, counted, nominal
 from tilewright.errors import SpaceError, TilewrightError
@@ -20,9 +22,10 @@ from tilewright.runtime.plan import PREDICTED, Origin
 from tilewright.space.candidates import Candidates
 from tilewright.space.catalog import GuardedApplied, catalog
 from tilewright.space.implementation import Implementation
-from tilewright.space.space import Config
-from tilewright.space.template import Applied, Work
+from tilewright.space.space import Config, Knob, Value, combinations
+from tilewright.space.template import Applied, Batched, Work
 from tilewright.space.templates.default import DEFAULT
+from tilewright.support.batch import nowhere
 
 
 @dataclass(frozen=True)
@@ -115,29 +118,70 @@ def descend(applied: Applied, work: Work, predictor: Predictor | None = None) ->
     start = next(iter(space.configs()), None)
     if start is None:
         return None
+    look: _Look = (
+        _AllAtOnce(applied, predictor)
+        if isinstance(applied, Batched) and space.batched
+        else _OneByOne(applied, work, predictor)
+    )
     best = (_predicted(applied, start, work, predictor), start)
     groups = space.groups()
     settled = 0  # groups unchanged since they were last set
-    asked = {start.values}  # groups share knobs, and rounds repeat most configs of the previous one
     for group in itertools.cycle(groups):
         if settled == len(groups):
             break
         settled += 1
-        names = [knob.name for knob in group]
-        base = dict(best[1].values)
+        found = look(best[1], group)
+        if found is not None and found[0] < best[0]:
+            best, settled = found, 1
+    return best
+
+
+# Finds the best config that differs from another only in some knobs: (predicted seconds, config); None if there is none
+# that is new.
+_Look = Callable[[Config, tuple[Knob, ...]], "tuple[float, Config] | None"]
+
+
+class _OneByOne:
+    def __init__(self, applied: Applied, work: Work, predictor: Predictor) -> None:
+        self._applied, self._work, self._predictor = applied, work, predictor
+        # Groups share knobs, and rounds repeat most configs of the previous one.
+        self._asked: set[tuple[tuple[str, Value], ...]] = set()
+
+    def __call__(self, base: Config, group: tuple[Knob, ...]) -> tuple[float, Config] | None:
+        space, names = self._applied.space, [knob.name for knob in group]
+        best: tuple[float, Config] | None = None
         for combination in itertools.product(*(knob.choices for knob in group)):
-            values = {**base, **dict(zip(names, combination, strict=True))}
+            values = {**dict(base.values), **dict(zip(names, combination, strict=True))}
             items = tuple(values.items())
-            if items in asked:
+            if items in self._asked:
                 continue
-            asked.add(items)
+            self._asked.add(items)
             if not space.legal(values):
                 continue
             config = Config(space.template, items)
-            seconds = _predicted(applied, config, work, predictor)
-            if seconds < best[0]:
-                best, settled = (seconds, config), 1
-    return best
+            seconds = _predicted(self._applied, config, self._work, self._predictor)
+            if best is None or seconds < best[0]:
+                best = seconds, config
+        return best
+
+
+class _AllAtOnce:
+    def __init__(self, applied: Batched, predictor: Predictor) -> None:
+        self._applied, self._predictor = applied, predictor
+        self._columns: dict[tuple[Knob, ...], dict[str, np.ndarray]] = {}
+
+    def __call__(self, base: Config, group: tuple[Knob, ...]) -> tuple[float, Config] | None:
+        if group not in self._columns:
+            self._columns[group] = combinations(group)
+        columns = self._columns[group]
+        space, values = self._applied.space, {**dict(base.values), **columns}
+        legal = space.legal(values)
+        if nowhere(legal):
+            return None
+        seconds = np.where(legal, self._predictor(self._applied.terms_of(values)), math.inf)
+        at = int(seconds.argmin())
+        found = {name: column[at].item() for name, column in columns.items()}
+        return float(seconds[at]), Config.of(space.template, {**dict(base.values), **found})
 
 
 def _predicted(applied: Applied, config: Config, work: Work, predictor: Predictor) -> float:

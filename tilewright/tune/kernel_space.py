@@ -51,7 +51,7 @@ class KernelSpace:
 
 
 def kernel_space(space: SpaceLike, where: Where | Sequence[Where], parameters: Sequence[str]) -> KernelSpace:
-    """AutotuneError for what is no space, and for a predicate of names that the kernel does not have."""
+    """Raise AutotuneError for what is no space, and for a predicate of names that the kernel does not have."""
     predicates = tuple(where) if isinstance(where, list | tuple) else (where,)
     if isinstance(space, Mapping):
         knobs = tuple(_knob(name, choices) for name, choices in space.items())
@@ -88,7 +88,9 @@ def _knob(name: str, choices: Sequence[Value] | Knob) -> Knob:
         raise AutotuneError(f"knob {name!r} has nothing to choose from", remedy="give it at least one value")
     for choice in found:
         if not isinstance(choice, bool | int | str):
-            raise AutotuneError(f"knob {name!r}: {choice!r} is no whole number, bool or string")
+            raise AutotuneError(
+                f"knob {name!r}: a choice must be a whole number, a bool or a string, got {choice!r}"
+            )
     ordered = all(isinstance(choice, int) and not isinstance(choice, bool) for choice in found)
     if ordered:
         return Knob(name, tuple(sorted(found, key=int)), default=found[0])

@@ -16,6 +16,7 @@ from tilewright.cost.model import CostModel
 from tilewright.cost.models import cost_model_named
 from tilewright.db.record import Decision, Key, Record
 from tilewright.db.versions import sources
+from tilewright.dtypes import DType
 from tilewright.errors import InternalError, TilewrightError
 from tilewright.hw import Machine
 from tilewright.hw.machine import description
@@ -34,6 +35,7 @@ from tilewright.tune.choose import Choice
 from tilewright.tune.known import origin_of
 
 NOTHING = Implementation((), ())  # a kernel is launched by itself: it is no implementation of a task
+_LISTED = 256  # configs of a space of which all are predicted
 _QUICK_SECONDS = 0.15  # to choose a config at a first launch
 
 
@@ -53,7 +55,7 @@ class Launched(Protocol):
     def terms(
         self, launch: LaunchFacts, config: Config, machine: Machine
     ) -> tuple[Counted, dict[str, float]]:
-        """What a config costs, and features of it. TilewrightError where it cannot be compiled."""
+        """What a config costs, and features of it. Raises TilewrightError if it cannot be compiled."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,13 @@ class LaunchFacts:
     constants: Mapping[str, Any]
     options: tuple[str, ...]
     grid: Callable[[LaunchFacts, Config], Grid3] = field(compare=False)
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Of all tensors, each once."""
+        return sum(
+            math.prod(shape) * DType.parse(self.dtypes[name]).bytes for name, shape in self.shapes.items()
+        )
 
     @property
     def same_problem(self) -> str:
@@ -207,7 +216,7 @@ class TunableKernel:
 
     def predicted(self, seconds: float = _QUICK_SECONDS) -> Choice:
         """What the analytical model expects to be fastest among those that there is time to compile: from the default
-        on, one group of knobs after the other."""
+        on, one group of knobs after the other; then, of a small space, all others."""
         deadline = time.monotonic() + seconds
         best = self.space.default()
         if self.candidates.size == 1:
@@ -224,13 +233,18 @@ class TunableKernel:
                 asked.add(config)
                 if (predicted := self.predict(config)) < expected:
                     best, expected, moved = config, predicted, True
+        for config in self.space.configs() if self.space.size <= _LISTED else ():
+            if time.monotonic() > deadline:
+                break
+            if config not in asked and (predicted := self.predict(config)) < expected:
+                best, expected = config, predicted
         return Choice(NOTHING, best, expected, PREDICTED)
 
     def choice(self, config: Config, seconds: float | None) -> Choice:
         return Choice(NOTHING, config, seconds)
 
     def code(self, choice: Choice) -> str:
-        """Of the space: where a config was added, the search goes on with it, and measures nothing twice."""
+        """A fingerprint of the space. After a config is added, the search continues and measures nothing twice."""
         return fingerprint([(knob.name, list(knob.choices)) for knob in self.space.knobs], self._legal_count)
 
     @cached_property

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tilewright.cost.tiles import count_tiles, tile_terms
+from tilewright.cost.tiles import TileCounts, count_tiles, tile_terms
 from tilewright.dtypes import DType
 from tilewright.errors import AutotuneError, ReferenceMismatchError, TilewrightError
 from tilewright.hw import Machine, host
@@ -121,13 +121,15 @@ class LaunchedTile:
     def terms(
         self, launch: LaunchFacts, config: Config, machine: Machine
     ) -> tuple[Counted, dict[str, float]]:
-        program = self.kernel.specialise(_types(launch), {**launch.constants, **_knobs(launch, config)})
-        moved = sum(
-            math.prod(shape) * DType.parse(launch.dtypes[name]).bytes for name, shape in launch.shapes.items()
-        )
-        counts = count_tiles(program, launch.scalars, launch.grid(launch, config), moved)
+        counts = counted_launch(self.kernel, launch, config)
         options = {name: value for name, value in config.values if name in launch.options}
         return tile_terms(counts, machine, options), counts.features()
+
+
+def counted_launch(kernel: Kernel, launch: LaunchFacts, config: Config) -> TileCounts:
+    """What a launch with a config does. TilewrightError where the kernel cannot be compiled for it."""
+    program = kernel.specialise(_types(launch), {**launch.constants, **_knobs(launch, config)})
+    return count_tiles(program, launch.scalars, launch.grid(launch, config), launch.tensor_bytes)
 
 
 def _types(launch: LaunchFacts) -> dict[str, Any]:
@@ -158,7 +160,8 @@ class Shaped:
 
 @dataclass(frozen=True, eq=False)
 class LaunchCall:
-    """One call of a tuned kernel: everything but its config."""
+    """One call of a tuned kernel: everything but its config. `elsewhere`: the machine that it is tuned for, where that
+    is not the one that holds its tensors."""
 
     launched: LaunchedKernel
     knobs: KernelSpace
@@ -167,6 +170,7 @@ class LaunchCall:
     key: tuple[str, ...]
     reference: Callable[..., Any] | None = None
     tolerance: float | None = None
+    elsewhere: Machine | None = None
     files: list[DataFile] = field(default_factory=list)
 
     @cached_property
@@ -182,10 +186,13 @@ class LaunchCall:
 
     @property
     def kind(self) -> str:
-        return self._described[1]
+        """Of the machine that it runs on."""
+        return self._described[1] if self.elsewhere is None else self.elsewhere.kind
 
     @cached_property
     def machine(self) -> Machine:
+        if self.elsewhere is not None:
+            return self.elsewhere
         return host() if self.kind == "cpu" else detect(0)
 
     @cached_property
@@ -223,7 +230,7 @@ class LaunchCall:
         return self.grid_sizes(bound)
 
     def grid_sizes(self, bound: Mapping[str, Any]) -> Grid3:
-        """AutotuneError where the user's function of the grid fails."""
+        """Raise AutotuneError if the user's function of the grid fails."""
         try:
             return self.launched.grid_of(self.grid, bound)
         except TilewrightError:
@@ -245,7 +252,7 @@ class LaunchCall:
         file = DataFile()
         self.files.append(file)
         arguments = self._described[0]
-        regions, tensors = _stored_tensors(file, arguments.tensors, self.bound, self.kind)
+        regions, tensors = _stored_tensors(file, arguments.tensors, self.bound, self._described[1])
         start = tunable.start.config
         expected = self._expected(file, start)
         spec = KernelSpec(
@@ -304,7 +311,7 @@ def reference_results(
     ]
     if missing:
         raise AutotuneError(
-            f"the reference of {kernel} takes `{missing[0]}`, which is no parameter of the kernel, or is a knob",
+            f"the reference of {kernel} takes `{missing[0]}`, which is a knob or not a parameter of the kernel",
             remedy=f"use some of {', '.join(copies)}",
         )
     try:

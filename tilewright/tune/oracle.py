@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from pathlib import Path
 
+from tilewright.cost.predictor import kernel_seconds, traffic_seconds
+from tilewright.db.known import read_decisions
+from tilewright.db.record import Key
 from tilewright.dtypes import DType
+from tilewright.errors import TilewrightError
 from tilewright.graph.ir import Graph, Node, TensorType, input_node
-from tilewright.graph.op import apply
+from tilewright.graph.op import Fusion, apply, op_of
 from tilewright.graph.task import Task
 from tilewright.hw import Machine
+from tilewright.rewrites.oracle import Price
 from tilewright.space.catalog import catalog
 from tilewright.space.space import Space
-from tilewright.space.template import Applied, Work
+from tilewright.space.template import Applied, Explaining, Work
 from tilewright.tune.choose import best_among
 
 _QUICK = (
@@ -46,9 +53,89 @@ class PredictedCosts:
     def block(self, channels: int, dtype: DType) -> int:
         return self.machine.channel_block(channels, dtype)
 
+    def channel_multiple(self, dtype: DType) -> int:
+        return self.machine.channel_multiple(dtype)
+
+    # -- groups, for the partition by dynamic programming
+
+    def can_compute(self, task: Task) -> bool:
+        """A contraction needs a template: the default program would be too slow to compare."""
+        found = _prediction(task, self.machine, self.numerics)
+        if _has_contraction(task):
+            return any(next(iter(applied.space.configs()), None) is not None for applied in found.applied)
+        return found.work.formula is not None
+
+    def refusal(self, task: Task) -> str | None:
+        """The first reason that a template for chains gives."""
+        work = Work(task, self.machine, self.numerics)
+        for template in catalog(self.machine.kind).all_templates:
+            if isinstance(template, Explaining) and (reason := template.refusal(work)) is not None:
+                return reason
+        return None
+
+    def prepare(self, tasks: Collection[Task]) -> None:
+        pass
+
+    def price(self, task: Task) -> Price | None:
+        seconds = self.seconds(task) + kernel_seconds(self.machine)
+        return Price(seconds) if math.isfinite(seconds) else None
+
+    def traffic_seconds(self, bytes: float) -> float:
+        return traffic_seconds(self.machine, bytes)
+
+
+@dataclass(frozen=True)
+class KnownCosts(PredictedCosts):
+    """The same, with measured times where the tuning database has them.
+
+    Measured and predicted times are compared in one sum, so predictions are multiplied by the ratio of the two, as far
+    as it is known from the tasks of the model.
+    """
+
+    threads: int = 0
+    db: Path | None = None
+
+    def prepare(self, tasks: Collection[Task]) -> None:
+        works = {task: Work(task, self.machine, self.numerics) for task in tasks}
+        try:
+            keys = {task: Key.of(work, self.threads) for task, work in works.items()}
+        except TilewrightError:
+            return  # without the toolchain, which the records name, nothing was measured
+        decisions = read_decisions(keys.values(), self.db)
+        for task, key in keys.items():
+            found = decisions.get(key)
+            if found is not None and found.trials:
+                self._measured[task] = found.seconds
+        ratios = [
+            seconds / predicted
+            for task, seconds in self._measured.items()
+            if math.isfinite(predicted := self.seconds(task)) and predicted > 0
+        ]
+        if ratios:
+            self._scale[0] = statistics.median(ratios)
+
+    def price(self, task: Task) -> Price | None:
+        if task in self._measured:
+            return Price(self._measured[task] + kernel_seconds(self.machine), measured=True)
+        seconds = self.seconds(task) * self._scale[0] + kernel_seconds(self.machine)
+        return Price(seconds) if math.isfinite(seconds) else None
+
+    @cached_property
+    def _measured(self) -> dict[Task, float]:
+        return {}
+
+    @cached_property
+    def _scale(self) -> list[float]:
+        return [1.0]
+
 
 def _task(output: Node) -> Task:
     return Task(Graph(output.inputs, (output,)))
+
+
+def _has_contraction(task: Task) -> bool:
+    kinds = (op_of(node.op).fusion for node in task.graph.nodes() if not (node.is_input or node.is_constant))
+    return Fusion.COMPLEX in kinds
 
 
 @lru_cache(maxsize=1024)

@@ -43,7 +43,12 @@ class Progress:
     tasks: dict[str, TaskProgress] = field(default_factory=dict)
     failures: Counter[str] = field(default_factory=Counter)
     budget: float = 0.0
-    devices: dict[str, int] = field(default_factory=dict)  # of a pool: how many trials each has timed
+    devices: dict[str, dict[str, float]] = field(
+        default_factory=dict
+    )  # of a pool: trials and busy seconds of each
+    aside: dict[str, str] = field(default_factory=dict)  # workers of a pool that were left out, and why
+    given_again: int = 0  # pieces of work that went to another node of a pool
+    seconds: float = 0.0  # that the run took
     ended: str = ""  # why: "known", "converged", "budget", "trials", "exhausted", "met", "interrupted"
     _began: float = 0.0
 
@@ -63,9 +68,10 @@ class Progress:
                 for task in notes["tasks"]
             }
         elif event.name == "pool.end":
-            self.devices = dict(notes["use"])
+            self.devices, self.aside = dict(notes["use"]), dict(notes["aside"])
+            self.given_again = notes["given_again"]
         elif event.name == "tune.end":
-            self.ended = notes["why"]
+            self.ended, self.seconds = notes["why"], self.clock() - self._began
             for task in self.tasks.values():
                 if task.state == "measuring":  # interrupted
                     task.state = "measured" if task.trials else "waiting"

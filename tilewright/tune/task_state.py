@@ -70,12 +70,15 @@ class TaskState:
 
     # -- what to measure ----------------------------------------------------------------------------------------------
 
-    def ask(self) -> list[Config]:
-        """The configs of the next round; the first round includes the one to beat. Empty when the search is done."""
+    def ask(self, most: int | None = None) -> list[Config]:
+        """The configs of the next round, `most` at most; the first round includes the one to beat. Empty when the
+        search is done."""
         configs = [] if self._is_known(self.start.config) else [self.start.config]
-        while len(configs) < self._tuning.preset.round:
-            asked = self._searcher.ask(self._tuning.preset.round - len(configs))
-            if not asked or self._converged:  # a resumed search knows this only now
+        count = self._tuning.preset.round if most is None else min(most, self._tuning.preset.round)
+        while len(configs) < count:
+            # A search that has proposed everything is done, but what it proposed last is still to be measured.
+            asked = [] if self._converged else self._searcher.ask(count - len(configs))
+            if not asked:
                 self.complete = self.standing.done = True
                 break
             known = [config for config in asked if self._is_known(config)]

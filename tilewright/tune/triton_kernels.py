@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.dtypes import DType
-from tilewright.errors import AutotuneError, KernelArgumentError, MissingDependencyError
+from tilewright.cost.tiles import TileCounts, tile_terms
+from tilewright.errors import AutotuneError, KernelArgumentError, MissingDependencyError, TilewrightError
 from tilewright.hw import CpuMachine, Machine
 from tilewright.hw.gpu import GpuMachine
 from tilewright.measure.kernel_job import Grid3
@@ -25,10 +25,13 @@ from tilewright.space.space import Config
 from tilewright.space.terms import Counted, Roofline, Terms
 from tilewright.support.bundle import Bundle, bundle_of
 from tilewright.tile.frontend.source import Parameter
-from tilewright.tile.kernel import Arguments, tensor_argument
+from tilewright.tile.kernel import Arguments, Kernel, tensor_argument
+from tilewright.tune.effort import resolve_tuning
 from tilewright.tune.kernel_space import SpaceLike, Where
 from tilewright.tune.kernel_tunable import LaunchFacts
-from tilewright.tune.tuned_kernel import TunedKernel, tuning_options
+from tilewright.tune.launches import counted_launch
+from tilewright.tune.triton_source import read_as_tile_kernel
+from tilewright.tune.tuned_kernel import TunedKernel
 
 OPTIONS = ("num_warps", "num_stages", "num_ctas")
 
@@ -71,7 +74,7 @@ def tune_triton(
             f"tune_triton needs a kernel of @triton.jit, got {kernel!r}",
             remedy="pass the function under @triton.jit, without @triton.autotune",
         )
-    options = tuning_options(effort, budget, trials, seed, search, cost_model, db)
+    options = resolve_tuning(effort, budget, seed, search, db, cost_model, trials=trials)
     return TritonTuned(kernel, space, key, where, reference, tolerance, options, lock)
 
 
@@ -168,26 +171,47 @@ class LaunchedTriton:
     def terms(
         self, launch: LaunchFacts, config: Config, machine: Machine
     ) -> tuple[Counted, dict[str, float]]:
-        """Of a kernel that is not looked into, how it is cut is known: the bytes of its tensors and the grid."""
-        moved = sum(
-            math.prod(shape) * DType.parse(launch.dtypes[name]).bytes for name, shape in launch.shapes.items()
-        )
-        instances = max(1, math.prod(launch.grid(launch, config)))
-        numbers = {name: value for name, value in config.values if isinstance(value, int)}
-        tile = math.prod(value for name, value in numbers.items() if name not in launch.options and value > 0)
-        warps = int(numbers.get("num_warps", 4))
-        features = {
-            "triton.instances": math.log2(instances),
-            "triton.tile": math.log2(1 + tile),
-            "triton.tile_per_thread": math.log2(1 + tile / (32 * warps)),
-            "triton.moved_per_instance": math.log2(1 + moved / instances),
-        }
-        if isinstance(machine, CpuMachine):
-            cycles = 1e4 * instances  # a program instance in the interpreter
-            return Terms(moved / 32, from_memory=moved, iterations=1, scalar=cycles), features
-        assert isinstance(machine, GpuMachine)
-        busy = min(1.0, instances / machine.sms)
-        return Roofline(0.0, moved, busy=max(busy, 1e-3)), features
+        return triton_terms(launch, config, machine, self.counts(launch, config))
+
+    @cached_property
+    def _read(self) -> Kernel | None:
+        return read_as_tile_kernel(self.kernel.fn)
+
+    def counts(self, launch: LaunchFacts, config: Config) -> TileCounts | None:
+        """What a config does; None where the kernel cannot be read."""
+        if self._read is None:
+            return None
+        try:
+            return counted_launch(self._read, launch, config)
+        except TilewrightError:
+            return None
+
+
+def triton_terms(
+    launch: LaunchFacts, config: Config, machine: Machine, counts: TileCounts | None
+) -> tuple[Counted, dict[str, float]]:
+    """What a config costs. Of a kernel that could not be read (no `counts`) it is known how it is cut: the bytes of its
+    tensors and the grid."""
+    moved = launch.tensor_bytes
+    instances = max(1, math.prod(launch.grid(launch, config)))
+    numbers = {name: value for name, value in config.values if isinstance(value, int)}
+    tile = math.prod(value for name, value in numbers.items() if name not in launch.options and value > 0)
+    warps = int(numbers.get("num_warps", 4))
+    features = {
+        "triton.instances": math.log2(instances),
+        "triton.tile": math.log2(1 + tile),
+        "triton.tile_per_thread": math.log2(1 + tile / (32 * warps)),
+        "triton.moved_per_instance": math.log2(1 + moved / instances),
+    }
+    if isinstance(machine, CpuMachine):
+        cycles = 1e4 * instances  # a program instance in the interpreter
+        return Terms(moved / 32, from_memory=moved, iterations=1, scalar=cycles), features
+    assert isinstance(machine, GpuMachine)
+    if counts is not None:
+        options = {name: value for name, value in config.values if name in launch.options}
+        return tile_terms(counts, machine, options), features | counts.features()
+    busy = min(1.0, instances / machine.sms)
+    return Roofline(0.0, moved, busy=max(busy, 1e-3)), features
 
 
 def stored_parameters(function: Callable[..., Any]) -> set[str]:

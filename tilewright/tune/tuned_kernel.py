@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,7 +30,9 @@ from tilewright.errors import (
     OptionError,
     ReferenceMismatchError,
 )
+from tilewright.hw import Machine
 from tilewright.measure.runner import Runner
+from tilewright.measure.shared_runner import shared_runner
 from tilewright.runtime.plan import Origin
 from tilewright.space.space import Config
 from tilewright.support.trace import Trace
@@ -37,7 +40,7 @@ from tilewright.tile.kernel import Grid
 from tilewright.tile.recording import RecordedLaunch
 from tilewright.tile.recording import active as recorded_launches
 from tilewright.tune.choose import Choice
-from tilewright.tune.effort import EFFORTS, Tuning, parse_duration
+from tilewright.tune.effort import Tuning, resolve_tuning
 from tilewright.tune.kernel_space import SpaceLike, Where, kernel_space
 from tilewright.tune.kernel_tunable import NOTHING, TunableKernel
 from tilewright.tune.known import origin_of
@@ -46,27 +49,12 @@ from tilewright.tune.lock import FORMAT, Lock, LockedTask, check_lockable, read_
 from tilewright.tune.neighbours import from_neighbours
 from tilewright.tune.tuner import tune as run_tuner
 
+if TYPE_CHECKING:
+    from tilewright.measure.pool.connection import Pool
+
+MakeRunner = Callable[[int], Any]  # of a number of threads
 _NEARBY_RECORDS = 2000
 _SHOWN = 8  # configs in `explain`
-
-
-def tuning_options(
-    effort: str,
-    budget: float | str | None,
-    trials: int | None,
-    seed: int,
-    search: str,
-    cost_model: str,
-    db: str | Path | None,
-) -> Tuning:
-    efforts = ("none", *EFFORTS)
-    if effort not in efforts:
-        raise OptionError(f"effort must be one of {', '.join(map(repr, efforts))}, got {effort!r}")
-    seconds = None if budget is None else parse_duration(budget)
-    if trials is not None and (isinstance(trials, bool) or not isinstance(trials, int) or trials < 1):
-        raise OptionError(f"trials must be a whole number above 0, got {trials!r}")
-    path = None if db is None else Path(db)
-    return Tuning(effort, seconds, seed, search, path, cost_model, trials=trials)
 
 
 @dataclass(frozen=True)
@@ -113,7 +101,7 @@ class TunedKernel:
             if name not in parameters or not parameters[name].is_constexpr:
                 known = [each.name for each in parameters.values() if each.is_constexpr]
                 raise AutotuneError(
-                    f"knob {name!r} is no constexpr parameter of {launched.name}",
+                    f"knob {name!r} is not a constexpr parameter of {launched.name}",
                     remedy=f"use some of {', '.join(known) or 'none'}, or an option of the launch:"
                     f" {', '.join(options)}",
                 )
@@ -122,7 +110,7 @@ class TunedKernel:
         for name in self.key:
             if name not in arguments:
                 raise AutotuneError(
-                    f"key {name!r} is no parameter of {launched.name}, or is a knob",
+                    f"key {name!r} is a knob or not a parameter of {launched.name}",
                     remedy=f"use some of {', '.join(arguments)}",
                 )
         self._arguments = arguments
@@ -204,8 +192,9 @@ class TunedKernel:
             known = self._keep(signature, call, choice)
         return known[1], known[2]
 
-    def _call(self, grid: Grid, bound: dict[str, Any]) -> LaunchCall:
-        return LaunchCall(self.launched, self.space, grid, bound, self.key, self.reference, self.tolerance)
+    def _call(self, grid: Grid, bound: dict[str, Any], machine: Machine | None = None) -> LaunchCall:
+        reference, tolerance = self.reference, self.tolerance
+        return LaunchCall(self.launched, self.space, grid, bound, self.key, reference, tolerance, machine)
 
     def _keep(
         self, signature: Any, call: LaunchCall, choice: Choice
@@ -252,39 +241,79 @@ class TunedKernel:
         budget: float | str | None = None,
         trials: int | None = None,
         trace: Trace | None = None,
+        pool: Pool | str | None = None,
         **kwargs: Any,
     ) -> Tuned:
         """Measure configs for a launch with these arguments, keep the winner, and use it from now on.
 
         The tensors are copied: nothing is stored to them. `effort`, `budget` and `trials` are those of `autotune`. What
-        was measured before is not measured again. ReferenceMismatchError where no config agrees with the reference;
-        AutotuneError where none runs."""
-        base = self.tuning
-        asked = tuning_options(effort, budget, trials, base.seed, base.search, base.cost_model, base.db)
-        bound = self._bound(args, kwargs)
-        call = self._call(grid, bound)
-        try:
-            tunable = call.tunable()
-            _check_not_empty(tunable, call)
-            choice = self._tune(call, tunable, asked, trace) if asked.measures else self._unmeasured(tunable)
-            self._keep(self._signature(bound), call, choice)
-            return self._tuned(tunable, choice)
-        finally:
-            call.close()
+        was measured before is not measured again. Raises ReferenceMismatchError if no config agrees with the reference;
+        AutotuneError where none runs.
 
-    def _tune(self, call: LaunchCall, tunable: TunableKernel, tuning: Tuning, trace: Trace | None) -> Choice:
+        `pool`: measure on a device of a pool of machines (docs/pool.md), for which the winner is kept in the database;
+        the kernel travels there as text, its tensors as bytes."""
+        base = self.tuning
+        asked = resolve_tuning(
+            effort, budget, base.seed, base.search, base.db, base.cost_model, trials=trials
+        )
+        bound = self._bound(args, kwargs)
+        with self._measuring(pool, trace or Trace.off(), asked) as (machine, runner):
+            call = self._call(grid, bound, machine)
+            try:
+                tunable = call.tunable()
+                _check_not_empty(tunable, call)
+                measured = asked.measures
+                choice = (
+                    self._tune(call, tunable, asked, trace, runner) if measured else self._unmeasured(tunable)
+                )
+                if machine is None or tunable.key == self._call(grid, bound).tunable().key:
+                    self._keep(self._signature(bound), call, choice)
+                return self._tuned(tunable, choice)
+            finally:
+                call.close()
+
+    @contextmanager
+    def _measuring(
+        self, pool: Pool | str | None, trace: Trace, tuning: Tuning
+    ) -> Iterator[tuple[Machine | None, MakeRunner | None]]:
+        """The machine of a pool's device and what measures on it; (None, None) without a pool."""
+        if pool is None:
+            yield None, None
+            return
+        if not tuning.measures:
+            raise OptionError(
+                'effort="none" measures nothing and needs no pool; say effort="quick" or "full"'
+            )
+        if self.launched.language != "tile":
+            raise OptionError(
+                f"{self.launched.name} is not a tile kernel, and a pool measures tasks and tile kernels",
+                remedy="tune it on the machine that has the device",
+            )
+        from tilewright.measure.pool.connection import device_of
+
+        with device_of(pool, trace) as device:
+            yield device.machine, device.runner
+
+    def _tune(
+        self,
+        call: LaunchCall,
+        tunable: TunableKernel,
+        tuning: Tuning,
+        trace: Trace | None,
+        elsewhere: MakeRunner | None = None,
+    ) -> Choice:
         name = tunable.key.task
         device = None if call.kind == "cpu" else 0
 
         def runner(threads: int) -> Runner:
-            return Runner(threads, device=device)
+            return shared_runner(threads, device)
 
         choices = run_tuner(
             {name: (tunable, 1)},
             tuning,
             threads=max(1, tunable.threads),
             trace=trace or Trace.off(),
-            runner=runner,
+            runner=elsewhere or runner,
         )
         choice = choices[name]
         self._check_measured(tunable)
@@ -400,7 +429,9 @@ class _LockFile:
                 remedy="remove the file to choose anew, or launch with a key that it has",
             )
         if locked.config not in tunable.space:
-            raise LockError(f"{self.path}: {locked.config} is no legal config of {tunable.label} for {key}")
+            raise LockError(
+                f"{self.path}: {locked.config} is not a legal config of {tunable.label} for {key}"
+            )
         return Choice(NOTHING, locked.config, None, Origin("lock"))
 
     def note(self, tunable: TunableKernel, choice: Choice) -> None:

@@ -54,6 +54,10 @@ class Measuring(Protocol):
     def ahead(self) -> int:
         """How many rounds may be built while another is timed."""
 
+    @property
+    def spent(self) -> bool:
+        """Whether a budget of device time is used up."""
+
     def expect(self, job: Job) -> None: ...
 
     def prepare(self, job: Job, configs: Sequence[Config]) -> None: ...
@@ -70,7 +74,7 @@ class Measuring(Protocol):
 
 _FINALISTS = 3  # configs of a task, besides the one to beat
 _CLOSE = 1.05  # factor of the best time within which a config may turn out to be the best
-_BETTER = 0.98  # share of the time to beat that a winner must stay under
+_BETTER = 0.99  # share of the time to beat that a winner must stay under
 _UNCONFIRMED = 0.97  # the same without a final comparison
 _HOPELESS = 3.0  # factor of the best time above which a config is left out of a comparison
 _INTERLEAVED_SECONDS = 0.05  # for each config in a round's interleaved timing
@@ -251,7 +255,7 @@ class _Run:
                     free = {key: standing for key, standing in standings.items() if key not in busy}
                     fixed = decided | {key: standings[key].best for key in busy}
                     key = next_task(free, self.objective, fixed, ALLOCATIONS[self.tuning.allocation])
-                    if key is None or (why := self._reason_to_stop(key)):
+                    if key is None or (why := "budget" if runner.spent else self._reason_to_stop(key)):
                         break
                     begun.append(self._begin_round(key, runner))
                 if begun and why != "budget":
@@ -299,7 +303,8 @@ class _Run:
         state = self.states[key]
         begin = time.monotonic()
         runner.expect(state.job)
-        configs = state.ask()
+        most = None if self.tuning.trials is None else self.tuning.trials - self._asked
+        configs = state.ask(most)
         self._asked += len(configs)
         if runner.ahead:
             runner.prepare(state.job, configs)

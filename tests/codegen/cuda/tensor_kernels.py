@@ -8,6 +8,8 @@ from random import Random
 
 from tests.loops.gpu.products import Product
 from tests.programs import GPU, GPU_TEMPLATES, gpu_kernel
+from tests.space.chains import After
+from tests.space.chains import Case as Chain
 from tests.space.checked import Inputs
 from tests.space.sketches.cuda.tasks import product_task
 from tests.space.templates.cuda.test_attention import Case as Attention
@@ -18,6 +20,7 @@ from tilewright.dtypes import DType
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.loops.gpu.attention import TensorAttention
+from tilewright.loops.gpu.chain import TensorChain
 from tilewright.loops.gpu.tensor import TensorGemm
 
 F16, BF16, F32, I8 = DType.F16, DType.BF16, DType.F32, DType.I8
@@ -35,13 +38,13 @@ class Kernel:
     sms: int = GPU.sms  # multiprocessors of the card: persistent blocks need more tiles than it has
     golden: bool = False
 
-    def made(self, seed: int | None = None) -> TensorGemm | TensorAttention:
+    def made(self, seed: int | None = None) -> TensorGemm | TensorAttention | TensorChain:
         """With a seed: any config instead of the one that is described."""
         machine = replace(GPU, sms=self.sms)
         template = GPU_TEMPLATES[self.template]
         wanted = self.values if seed is None else Random(seed)
         _, kernel = gpu_kernel(template, self.task(), wanted, self.numerics, machine)
-        assert isinstance(kernel, TensorGemm | TensorAttention)
+        assert isinstance(kernel, TensorGemm | TensorAttention | TensorChain)
         return kernel
 
 
@@ -57,6 +60,14 @@ def tile(
 def queries(warps: int, rows: int, keys: int, stages: int) -> dict[str, object]:
     """The knobs of attention."""
     return {"warps": warps, "rows": rows, "keys": keys, "stages": stages}
+
+
+def rows(
+    bm: int, bk: int, warps_m: int, warps_n: int, stages: int, resident: str, persistent: bool = False
+) -> dict[str, object]:
+    """The knobs of a chain, in the order of `ChainTiles`."""
+    names = {"bm": bm, "bk": bk, "warps_m": warps_m, "warps_n": warps_n, "stages": stages}
+    return {**names, "persistent": persistent, "resident": resident}
 
 
 def product(*sizes: int, **more: object) -> Callable[[], Task]:
@@ -166,9 +177,36 @@ ATTENTION = [
            queries(2, 2, 32, 2)),
 ]  # fmt: skip
 
-KERNELS = [*PRODUCTS, *CONVOLUTIONS, *COMPUTED, *SUMS, *ATTENTION]
+PLAIN, END = After(bias=False), After(activation="silu", residual=True)
+
+CHAINS = [
+    # In registers and in shared memory; weights either way round; edges along every axis.
+    Kernel("chain-registers", "chain", Chain(64, (64, 32, 48), (PLAIN, PLAIN)).task,
+           rows(32, 32, 2, 1, 3, "registers"), golden=True),
+    Kernel("chain-shared", "chain", Chain(40, (72, 48, 64), (After(), END), "matmul").task,
+           rows(32, 32, 1, 2, 2, "shared"), golden=True),
+    Kernel("chain-of-three", "chain", Chain(50, (40, 24, 56, 16), (After(), END, PLAIN)).task,
+           rows(32, 32, 2, 1, 2, "registers")),
+    Kernel("chain-of-three-shared", "chain", Chain(50, (40, 24, 56, 16), (END, After(), PLAIN), "matmul").task,
+           rows(32, 32, 1, 2, 2, "shared")),
+    Kernel("chain-single-elements", "chain", Chain(33, (27, 19, 17), (END, END)).task,
+           rows(64, 32, 4, 1, 2, "registers")),
+    Kernel("chain-persistent", "chain", Chain(150, (96, 32, 40), (After(), END)).task,
+           rows(32, 32, 2, 1, 3, "registers", True), sms=2, golden=True),
+    Kernel("chain-persistent-shared", "chain", Chain(150, (48, 72, 24), (END, After()), dtype=BF16).task,
+           rows(32, 32, 1, 2, 2, "shared", True), sms=2),
+    Kernel("chain-conv", "chain", Chain(0, (16, 24, 40), image=(6, 7)).task, rows(32, 32, 2, 1, 3, "registers"),
+           golden=True),
+    Kernel("chain-conv-stride-2", "chain", Chain(0, (3, 40, 32), (After(), END), image=(15, 14), stride=2).task,
+           rows(64, 32, 4, 1, 2, "registers", True), sms=1),
+]  # fmt: skip
+
+KERNELS = [*CHAINS, *PRODUCTS, *CONVOLUTIONS, *COMPUTED, *SUMS, *ATTENTION]
 # What has a near relative among the others; all are quick, but each is compiled.
 RELATED = {
+    "chain-of-three-shared",
+    "chain-persistent-shared",
+    "chain-single-elements",
     "product-tt-bf16",
     "product-persistent-batch",
     "product-tf32-nn",

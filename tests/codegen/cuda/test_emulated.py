@@ -58,7 +58,7 @@ class Mutant:
 LOOP = "for (int tile = 0; tile < tiles; ++tile)"
 BARRIER = "__syncthreads();"
 WAIT = "await_copies<STAGES - 2>();"
-FINISH = "__device__ static void finish"
+FINISH = "__device__ static void accumulate"
 
 MUTANTS = [
     # Waits and barriers of the pipeline.
@@ -94,6 +94,15 @@ MUTANTS = [
            "ldmatrix.sync.aligned.m8n8.x4.shared.b16"),
     Mutant("the wrong half of a fragment", "product-nn", "columns[now][c][0]", "columns[now][c][2]"),
     Mutant("a step of k twice", "product-aligned", "(step + 1) % STEPS", "step % STEPS"),
+    # Chains.
+    Mutant("no barrier before the left operand", "chain-shared", BARRIER, after="share_left<32"),
+    Mutant("a weight that is never committed", "chain-registers", "weight0.fetch(at_weight0, 0, 1);"),
+    Mutant("an intermediate column too many", "chain-conv", "column + e < 24", "column + e < 25"),
+    Mutant("an intermediate row beyond the end", "chain-of-three", "min(row, 49)", "row", position=1),
+    Mutant("the wrong half of an intermediate fragment", "chain-registers", "2 * step + part / 2",
+           "2 * step + part % 2"),
+    Mutant("an intermediate result without its activation", "chain-conv", "both[e + v] = value[v]",
+           "both[e + v] = sum[v]"),
     # Attention.
     Mutant("no wait for keys", "attention-plain", WAIT, after=LOOP),
     Mutant("no barrier for keys", "attention-plain", BARRIER, after=LOOP),
@@ -105,7 +114,8 @@ MUTANTS = [
 OFTEN = {  # one of each kind is in every run
     *("no wait in the loop", "no barrier in the loop", "no barrier before the results", "no wait at the end"),
     *("a block that ends too early", "an edge along k", "an edge of the results", "no barrier for keys"),
-    *("a key too many", "fragments that are not transposed"),
+    *("a key too many", "fragments that are not transposed", "no barrier before the left operand"),
+    *("the wrong half of an intermediate fragment", "an intermediate row beyond the end"),
 }
 NAMED = {kernel.name: kernel for kernel in KERNELS}
 

@@ -80,7 +80,13 @@ SKETCHES: list[tuple[str, str, Callable[[], Task], dict[str, object]]] = [
      {**SMALL, "stages": 3, "prefetch": False, "instruction_k": 8}),
     ("tensorised", "batch", lambda: product_task(Product(5, 17, 21, batch=2)),
      {**SMALL, "stages": 1, "prefetch": False, "instruction_k": 16}),
+    ("tensorised", "inner", lambda: product_task(Product(9, 20, 70)),
+     {**SMALL, "stages": 3, "prefetch": True, "fused": False, "instruction_k": 16}),
+    ("tensorised", "registers", lambda: product_task(Product(9, 20, 70)),
+     {**SMALL, "stages": 1, "prefetch": True, "instruction_k": 16}),
     ("tiled", "f32", lambda: product_task(Product(20, 40, 30, dtype=F32)), {}),
+    ("tiled", "both", lambda: product_task(Product(20, 40, 30, dtype=F32)),
+     {"stages": 3, "prefetch": True, "fused": True}),
     ("block-reduction", "f16", lambda: product_task(Product(3, 8, 600, epilogue=False)), {}),
 ]  # fmt: skip
 

@@ -97,12 +97,12 @@ def test_links(outside: Path, make: Callable[[Path, Path], None], location: str,
 
 def test_what_is_no_plain_file(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
-    refused(write(tmp_path, "folder"), "no plain file")
+    refused(write(tmp_path, "folder"), "not a plain file")
     os.mkfifo(tmp_path / "pipe")
-    refused(write(tmp_path, "pipe"), "no plain file")
+    refused(write(tmp_path, "pipe"), "not a plain file")
     refused(write(tmp_path, "missing.bin"), "does not exist")
     refused(write(tmp_path, ""), "names no file")
-    refused(write(tmp_path, "."), "names no file|no plain file")
+    refused(write(tmp_path, "."), "names no file|not a plain file")
 
 
 def test_sizes_and_offsets(tmp_path: Path) -> None:

@@ -30,13 +30,13 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     # names
     "no such loop": (
         lambda: of(SUM).split("i7", 2),
-        "there is no loop i7; there are: out.local.i0, out.r0, out.i0",
+        "the loop must be one of out.local.i0, out.r0, out.i0, got i7",
     ),
     "no such stage": (
         lambda: of(SUM).inline("nothing"),
-        "there is no stage nothing; there are: out.local, out",
+        "the stage must be one of out.local, out, got nothing",
     ),
-    "no such tensor": (lambda: of(SUM).pack("y", [1]), "there is no tensor y; there are: x, out.local, out"),
+    "no such tensor": (lambda: of(SUM).pack("y", [1]), "the tensor must be one of x, out.local, out, got y"),
     "a name twice": (lambda: of(SUM).split("out.r0", 2, into=("x", "b")), "something named x already"),
     # split
     "a factor that does not divide": (
@@ -44,7 +44,7 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
         "split: 4 does not divide loop out.r0, which has 22 iterations",
     ),
     "no factor": (lambda: of(SUM).split("out.r0", 0), "split: loop out.r0 by 0"),
-    "an unknown tail": (lambda: of(SUM).split("out.r0", 4, "peel"), "there is no tail 'peel'"),
+    "an unknown tail": (lambda: of(SUM).split("out.r0", 4, "peel"), "got 'peel'"),
     "a tile larger than the loop": (
         lambda: of(SUM).split("out.i0", 4, "shift"),
         "loop out.i0 has 3 iterations, too few for a tile of 4",
@@ -169,7 +169,7 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "inlined output": (lambda: of(MATMUL).inline("out"), "inline: stage out is the output"),
     # tiles
     "a copy of what is not read": (lambda: of(MATMUL).cache_read("a", "out"), "stage out does not read a"),
-    "no such memory": (lambda: of(MATMUL).set_scope("product", "shared"), "there is no scope 'shared'"),
+    "no such memory": (lambda: of(MATMUL).set_scope("product", "nowhere"), "got 'nowhere'"),
     "the output elsewhere": (lambda: of(MATMUL).set_scope("out", "register"), "stage out is the output"),
     "written after it was scheduled": (
         lambda: of(MATMUL).split("out.i1", 8, "guard").cache_write("out"),

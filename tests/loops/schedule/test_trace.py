@@ -53,7 +53,7 @@ def test_intrinsics_go_by_name() -> None:
         ("[", "a trace is JSON"),
         ("{}", "a list of objects"),
         ('[{"loop": "i"}]', "a list of objects"),
-        ('[{"primitive": "exec"}]', "there is no primitive exec"),
+        ('[{"primitive": "exec"}]', "the primitive must be one of .*, got exec"),
         ('[{"primitive": "split", "loop": "i"}]', "split needs an argument factor"),
         ('[{"primitive": "split", "loop": "i", "factor": "2"}]', "split: factor cannot be '2'"),
         ('[{"primitive": "split", "loop": "i", "factor": 2, "nest": 1}]', "split takes no argument nest"),

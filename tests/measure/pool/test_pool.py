@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import msgspec
+import numpy as np
 import psutil
 import pytest
 import ray
 import torch
 
 import tilewright
+import tilewright.tile as tl
 from tests.faults.candidates import product
+from tests.measure.pool.two_nodes import PSEUDO, free_port, listening
 from tilewright.db.database import Database
 from tilewright.errors import MeasurementError, OptionError, PoolError
 from tilewright.hw import host
+from tilewright.measure.kernel_job import KernelJob
 from tilewright.measure.pool import cluster
-from tilewright.measure.pool.cluster import Device, device_here
+from tilewright.measure.pool.cluster import Share, device_here
 from tilewright.measure.pool.driver import PoolRunner, comparable
 from tilewright.measure.pool.wire import (
     BuildAnswer,
@@ -33,6 +38,7 @@ from tilewright.measure.pool.wire import (
     TrialAnswer,
     TrialRequest,
     encode,
+    pool_job,
     seal,
     seal_key,
 )
@@ -42,16 +48,11 @@ from tilewright.measure.trial import TaskJob
 from tilewright.space.candidates import Candidates
 from tilewright.space.space import Config
 from tilewright.space.template import Work
+from tilewright.support.trace import Trace
+from tilewright.tune.progress import Progress
 
+MODEL = "tests.measure.pool.two_nodes:small_model"
 pytestmark = pytest.mark.slow  # Ray's nodes take half a minute, and leave threads and handlers in the process
-
-PSEUDO = Device("cpu:pseudo", timing="tilewright.testing.pool:serve")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +62,8 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     patch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
     patch.delenv("RAY_AUTH_TOKEN", raising=False)
     try:
-        address = cluster.up(port=free_port(), builders=1, devices=(device_here("cpu"), PSEUDO))
-        cluster.join(address, builders=1, devices=(PSEUDO,))
+        address = cluster.up(Share(1, (device_here("cpu"), PSEUDO)), free_port())
+        cluster.join(Share(1, (PSEUDO,)), address)
         yield address
     finally:
         cluster.down()
@@ -100,16 +101,8 @@ def only(workers: Workers, *labels: str) -> Workers:
 
 
 def test_everything_listens_on_loopback_alone(pool: str) -> None:
-    nodes = [psutil.Process(node["pid"]) for node in cluster.nodes_here().values()]
-    assert len(nodes) == 2
-    processes = [each for node in nodes for each in (node, *node.children(recursive=True))]
-    listening = [
-        connection.laddr.ip
-        for process in processes
-        for connection in process.net_connections("inet")
-        if connection.status == psutil.CONN_LISTEN
-    ]
-    assert listening and {address.removeprefix("::ffff:") for address in listening} <= {"127.0.0.1", "::1"}
+    assert len(cluster.nodes_here()) == 2
+    assert set(listening()) <= {"127.0.0.1", "::1"}
 
 
 def test_trials_as_a_local_runner_measures_them(
@@ -163,18 +156,18 @@ def test_a_timer_that_hangs_is_given_up_and_started_anew(
 
 def test_code_that_no_builder_made_is_refused(workers: Workers, job: TaskJob, configs: list[Config]) -> None:
     timer = next(each for each in workers.timers() if each.hello.label == PSEUDO.label)
-    answer, code = workers.builders()[0].build(encode(BuildRequest(job, configs[0])))
+    answer, code = workers.builders()[0].build(encode(BuildRequest(pool_job(job), configs[0])))
     built = msgspec.msgpack.decode(ray.get(answer), type=BuildAnswer)
 
     def trouble(name: str, code: bytes, seal: bytes, config: Config = configs[0]) -> str:
-        request = TrialRequest(name, "tester", job, Candidate(config, seal), 7)
+        request = TrialRequest(name, "tester", pool_job(job), Candidate(config, seal), 7)
         return msgspec.msgpack.decode(
             ray.get(timer.ask("trial", encode(request), code)), type=TrialAnswer
         ).trouble
 
     made: bytes = ray.get(code)
     changed = made[:-1] + bytes([made[-1] ^ 1])
-    foreign = seal(seal_key("another token"), job, configs[0], made)
+    foreign = seal(seal_key("another token"), pool_job(job), configs[0], made)
     assert trouble("right", made, built.seal) == ""
     assert "builder of this pool" in trouble("changed", changed, built.seal)
     assert "builder of this pool" in trouble("another config", made, built.seal, configs[1])
@@ -232,9 +225,9 @@ def test_the_callers_signal_handler_is_kept(pool: str) -> None:
 
 
 def test_a_drained_node_takes_no_more(pool: str, job: TaskJob, configs: list[Config]) -> None:
-    address = pool
-    cluster.join(address, builders=1, devices=(PSEUDO,))
-    newest = max(cluster.nodes_here(), key=lambda each: cluster.nodes_here()[each]["pid"])
+    address, before = pool, set(cluster.nodes_here())
+    cluster.join(Share(1, (PSEUDO,)), address)
+    (newest,) = set(cluster.nodes_here()) - before
     assert cluster.drain(newest, address) == 2
     with cluster.connected(address, cluster.read_token(address)):
         workers = Workers()
@@ -278,7 +271,7 @@ def test_addresses_and_options(pool: str, tmp_path: Path) -> None:
     with pytest.raises(PoolError, match="no address"):
         cluster.rows("nowhere", token)
     with pytest.raises(PoolError, match="cannot listen"):
-        cluster.up(port=int(pool.rpartition(":")[2]))
+        cluster.up(Share(), int(pool.rpartition(":")[2]))
     with pytest.raises(OptionError, match="cpu, cuda"):
         device_here("tpu")
     with pytest.raises(PoolError, match="no node 'x'"):
@@ -312,3 +305,121 @@ def test_the_command_line(pool: str) -> None:
     shown = tilewright_("ls", pool)
     assert f"cpu:{host().cpu}#" in shown and "builder" in shown
     assert '"state": "ready"' in tilewright_("ls", pool, "--json")
+
+
+# -- kernels of the tile language, several devices ---------------------------------------------------------------------
+
+
+@tilewright.kernel
+def scale(x, out, n, factor, BLOCK: tl.constexpr, WRONG: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = offsets < n
+    value = tl.load(x + offsets, mask=inside) * factor
+    if WRONG:
+        value += 1.0
+    tl.store(out + offsets, value, mask=inside)
+
+
+def test_a_tile_kernel_is_tuned_on_the_pool(pool: str, tmp_path: Path) -> None:
+    space = {"BLOCK": (64, 256, 1024), "WRONG": (False, True)}
+    db = tmp_path / "tuning.sqlite"
+    tuned = tilewright.autotune(space, key=["n"], db=db)(scale)
+    x = np.random.default_rng(0).standard_normal(4000).astype(np.float32)
+    out = np.zeros_like(x)
+
+    def grid(meta: dict[str, Any]) -> tuple[int]:
+        return (-(-meta["n"] // meta["BLOCK"]),)
+
+    where = tilewright.Pool(pool, f"cpu:{host().cpu}")
+    progress = Progress()
+    found = tuned.tune(grid, x, out, 4000, 3.0, pool=where, trace=Trace(listener=progress))
+    assert not out.any()  # nothing is stored to the caller's tensors
+    assert found.origin.kind == "tuned" and not found.config["WRONG"]
+    assert set(found.failures) == {"wrong"}  # as many as the search tried
+    assert sum(use["trials"] for use in progress.devices.values()) >= 3
+    tuned[grid](x, out, 4000, 3.0)
+    np.testing.assert_allclose(out, 3.0 * x, rtol=1e-6)
+    assert tuned.best(grid, x, out, 4000, 3.0) == found.config
+    with pytest.raises(OptionError, match="needs no pool"):
+        tuned.tune(grid, x, out, 4000, 3.0, pool=where, effort="none")
+
+
+def test_tensors_that_were_changed_are_refused(
+    workers: Workers, tmp_path: Path, configs: list[Config], job: TaskJob
+) -> None:
+    """The digest of a launch's tensors is part of its job, which the seal covers."""
+    timer = next(each for each in workers.timers() if each.hello.label == PSEUDO.label)
+    tuned = tilewright.autotune({"BLOCK": (64,), "WRONG": (False,)}, key=["n"])(scale)
+    x = np.zeros(64, np.float32)
+    call = tuned._call((1,), tuned._bound((x, x, 64, 1.0), {}))
+    kernel = call.tunable().job
+    assert isinstance(kernel, KernelJob)
+    data = Path(kernel.spec.data).read_bytes()
+    sent, config = pool_job(kernel, data), Config(kernel.spec.start.template, kernel.spec.start.values)
+    answer, code = workers.builders()[0].build(encode(BuildRequest(sent, config)))
+    built = msgspec.msgpack.decode(ray.get(answer), type=BuildAnswer)
+    call.close()
+
+    def trouble(name: str, data: bytes) -> str:
+        request = encode(TrialRequest(name, "tester", sent, Candidate(config, built.seal), 7))
+        return msgspec.msgpack.decode(
+            ray.get(timer.ask("trial", request, code, data)), type=TrialAnswer
+        ).trouble
+
+    assert trouble("changed", data[:-1] + b"\x01") == "the tensors are not those that the job names"
+    assert trouble("right", data) == ""
+
+
+def test_several_models_for_several_devices(pool: str, tmp_path: Path) -> None:
+    models = [
+        (torch.nn.Linear(24, 16).eval(), (torch.randn(8, 24),)),
+        (torch.nn.Sequential(torch.nn.Linear(24, 8), torch.nn.ReLU()).eval(), (torch.randn(8, 24),)),
+    ]
+    own = f"cpu:{host().cpu}"
+    results = tilewright.compile_for_devices(
+        models, pool=pool, devices={own: None, PSEUDO.label: "0.001s"}, budget="30s", db=tmp_path / "db"
+    )
+    assert set(results) == {own, PSEUDO.label}
+    for label, result in results.items():
+        assert result.error is None and len(result.models) == 2
+        assert all(device.startswith(label) for device in result.use)
+        for compiled, (model, inputs) in zip(result.models, models, strict=True):
+            torch.testing.assert_close(compiled(*inputs), model(*inputs))
+    trials = {label: sum(use.trials for use in result.use.values()) for label, result in results.items()}
+    assert 0 < trials[PSEUDO.label] < trials[own]  # its device time was spent at once
+    with pytest.raises(OptionError, match="no device is named"):
+        tilewright.compile_for_devices(models, pool=pool, devices=[])
+    with pytest.raises(PoolError, match="has no device 'cuda:h200'"):
+        tilewright.compile_for_devices(models, pool=pool, devices=[own, "cuda:h200"])
+
+
+def test_the_command_line_tunes_for_several_devices(pool: str, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "tilewright.cli",
+        "tune",
+        MODEL,
+        "--json",
+        "--db",
+        str(tmp_path / "db"),
+    ]
+    command += [
+        "--pool",
+        pool,
+        "--device",
+        f"cpu:{host().cpu}=20s",
+        "--device",
+        PSEUDO.label,
+        "--budget",
+        "25s",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["by_device"]
+    assert set(found) == {f"cpu:{host().cpu}", PSEUDO.label}
+    for label, result in found.items():
+        assert result["trials"] and result["error"] is None
+        assert all(
+            device.startswith(label) and use["seconds"] > 0 for device, use in result["devices"].items()
+        )

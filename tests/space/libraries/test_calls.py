@@ -31,6 +31,7 @@ from tilewright.space.templates.cuda.default import Default
 from tilewright.space.templates.default import DEFAULT
 from tilewright.support.trace import Trace
 from tilewright.targets.cuda import CudaTarget
+from tilewright.targets.options import Settings
 from tilewright.targets.stages import choose_implementations
 from tilewright.zoo import registry
 
@@ -180,7 +181,7 @@ def test_movement_before_a_library_is_one_kernel() -> None:
     model = nn.Conv2d(3, 768, 16, 16).half().eval()
     imported = frontend.import_model(model, (torch.randn(8, 3, 224, 224).half(),))
     partition = TARGET.partition(imported, "fast", Trace.off())
-    chosen = choose_implementations(TARGET, [partition], "fast", None, Trace.off())
+    chosen = choose_implementations(Settings(TARGET), [partition])
     assert "cublaslt" in {choice.config.template for choice in chosen.choices.values()}
     implementations = {key: choice.implementation for key, choice in chosen.choices.items()}
     expanded = expand(partition, implementations, {key: key for key in implementations})

@@ -258,7 +258,8 @@ def test_a_move_that_is_illegal_is_named_with_its_rule(registered) -> None:  # t
     registered(Illegal())
     (applied,) = derive(Work(one_stage(), host()))
     with pytest.raises(
-        SketchError, match=r"rule 'illegal' cannot go on in sketch:illegal with {}: there is no loop nowhere"
+        SketchError,
+        match=r"rule 'illegal' cannot go on in sketch:illegal with {}: the loop must be one of",
     ):
         applied.program(applied.space.default())
 

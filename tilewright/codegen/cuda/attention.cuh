@@ -1,20 +1,6 @@
 // Attention for a block of queries: softmax(scale q k' + mask) v, the scores in registers alone. WARPS warps have
 // ROWS x 16 queries each; keys and values come KEYS at a time, a pipeline of STAGES such tiles. The results end up in
 // shared memory as rows of VALUES + 8 floats. Scores are scaled by log2(e) too, so that their weights are powers of two.
-template <class T>
-__device__ inline unsigned packed(f32 low, f32 high);
-template <>
-__device__ inline unsigned packed<f16>(f32 low, f32 high) {
-  unsigned both;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-  return both;
-}
-template <>
-__device__ inline unsigned packed<bf16>(f32 low, f32 high) {
-  unsigned both;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-  return both;
-}
 
 // PLAIN: nothing but the scale, between 0 and 1, happens to a score; it is then part of the weight's multiply-add.
 template <class T, int WARPS, int ROWS, int KEYS, int WIDTH, int VALUES, int STAGES, bool CAUSAL, bool PLAIN, class Q,

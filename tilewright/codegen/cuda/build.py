@@ -66,7 +66,7 @@ SYMBOL = "KERNEL_NAME"
 def build(
     program: Program | GpuSource, machine: GpuMachine, numerics: str, cache: ObjectCache | None
 ) -> GpuKernel:
-    """CodegenError where the card has too little of what the program needs: nothing reaches the compiler then."""
+    """Raise CodegenError if the card has too little of what the program needs: nothing reaches the compiler then."""
     source = program if isinstance(program, GpuSource) else source_of(program)
     if source.shared_bytes > machine.shared_block:
         asked = f"{source.shared_bytes} bytes of shared memory"

@@ -26,13 +26,16 @@ from tilewright.codegen.cuda.indices import (
     is_plain_division,
     loads_of_all_lanes,
 )
+from tilewright.codegen.cuda.names import with_identifiers
 from tilewright.codegen.cuda.shared import (
     SHARED_ALIGNMENT,
     is_asynchronous,
     is_small,
     most_small,
     placed,
+    reads_shared,
     touches_shared,
+    writes_shared,
 )
 from tilewright.dtypes import DType
 from tilewright.errors import CodegenError
@@ -82,6 +85,7 @@ def emit_program(program: Program, symbol: str) -> str:
     foreign = foreign_scope(program, LOOP_SCOPES)
     if foreign is not None:
         raise CodegenError(f"{program.name}: {foreign}")
+    program = with_identifiers(program)
     headers = ["prelude.cuh", *(["tensor_cores.cuh"] if is_asynchronous(program.body) else [])]
     headers += ["cluster.cuh"] if program.cluster > 1 else []
     return "\n".join([*map(included, headers), _Emitter(program, symbol).text()])
@@ -248,14 +252,15 @@ class _Emitter:
                 self.lines.append("#pragma unroll 1")
             elif not touches_shared(loop.body):
                 self.lines.append("#pragma unroll 4")
-            if touches_shared(loop.body):
-                self.written = self.read = True  # the end of an iteration meets the beginning of the next
+            # The end of an iteration meets the beginning of the next.
+            self.written |= writes_shared(loop.body)
+            self.read |= reads_shared(loop.body)
             with self.braces(f"for ({self.index} {name} = 0; {name} < {extent}; ++{name})"):
                 self.statement(loop.body)
 
     def thread_loop(self, loop: For) -> None:
-        touches = touches_shared(loop.body)
-        if touches and (self.written or self.read):
+        writes, reads = writes_shared(loop.body), reads_shared(loop.body)
+        if (writes and (self.written or self.read)) or (reads and self.written):
             self.barrier()
         with self.braces(""):
             before = f"blockIdx.x % {self.program.cluster} * {self.threads} + "
@@ -264,8 +269,8 @@ class _Emitter:
             )
             self.line(self.thread)
             self.statement(loop.body)
-        if touches:
-            self.written = self.read = True
+        self.written |= writes
+        self.read |= reads
 
     def barrier(self) -> None:
         self.line("__syncthreads();")
@@ -313,7 +318,7 @@ class _Emitter:
         names = dict(self.names)
         instruction, emit = stmt.instruction, stmt.instruction.emit
         if not isinstance(emit, PtxAssembly):
-            raise CodegenError(f"{self.program.name}: {instruction.name} is no instruction of PTX")
+            raise CodegenError(f"{self.program.name}: {instruction.name} is not an instruction of PTX")
         values: list[str] = []
         texts = []
         for fragment, (buffer, index) in zip(instruction.fragments, stmt.operands, strict=True):

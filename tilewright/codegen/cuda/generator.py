@@ -8,14 +8,16 @@ from typing import Any
 
 from tilewright.codegen.cache import ObjectCache
 from tilewright.codegen.cuda import toolchain as nvrtc
+from tilewright.codegen.cuda.build import GpuSource, identity
 from tilewright.codegen.cuda.build import build as build_kernel
-from tilewright.codegen.cuda.build import identity
 from tilewright.codegen.cuda.tensor import tensor_source
+from tilewright.codegen.cuda.tiles.call import call_source
 from tilewright.hw.gpu import GpuMachine
 from tilewright.link import Linkable
 from tilewright.runtime.cuda.executor import AWAITS_TURN, TRIPLE
 from tilewright.runtime.plan import Launch
 from tilewright.space.implementation import Kernel
+from tilewright.space.tile_operator import TileCall
 
 KEEPS_TRIALS = True  # it takes a second to make
 AT_ONCE = 64  # NVRTC takes most of the time, and runs without the interpreter's lock
@@ -28,7 +30,7 @@ def workers(kernels: int) -> None:
 def build(
     kernel: Kernel, machine: GpuMachine, numerics: str, cache: ObjectCache | None, workers: None = None
 ) -> tuple[Linkable, bool]:
-    made = build_kernel(tensor_source(kernel), machine, numerics, cache)
+    made = build_kernel(_source(kernel, machine), machine, numerics, cache)
     found = Linkable(
         made.symbol,
         made.cubin,
@@ -42,11 +44,15 @@ def build(
 
 
 def source(kernel: Kernel, machine: GpuMachine, numerics: str) -> str:
-    return tensor_source(kernel).text
+    return _source(kernel, machine).text
 
 
 def key(kernel: Kernel, machine: GpuMachine, numerics: str) -> str:
-    return identity(tensor_source(kernel), machine, numerics)[0]
+    return identity(_source(kernel, machine), machine, numerics)[0]
+
+
+def _source(kernel: Kernel, machine: GpuMachine) -> GpuSource:
+    return call_source(kernel, machine) if isinstance(kernel, TileCall) else tensor_source(kernel)
 
 
 def toolchain(machine: GpuMachine) -> str:
@@ -55,7 +61,7 @@ def toolchain(machine: GpuMachine) -> str:
 
 @lru_cache(maxsize=1)
 def _torch_version() -> str:
-    """Of the framework that brings the libraries, whether this process has imported it or not."""
+    """The version of PyTorch, which brings the libraries. This process need not have imported it."""
     try:
         return metadata.version("torch")
     except metadata.PackageNotFoundError:

@@ -1,9 +1,29 @@
+// A warp's sums to rows of `pitch` floats in shared memory. The warps of a block cover it, WARPS_N of them along n.
+template <int WARPS_N, class Total, int MS, int NS>
+__device__ inline void store_sums(Total* out, int pitch, const Total (&sums)[MS][NS][4]) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int warp_m = warp / WARPS_N * MS * 16, warp_n = warp % WARPS_N * NS * 8;
+#pragma unroll
+  for (int i = 0; i < MS; ++i)
+#pragma unroll
+    for (int j = 0; j < NS; ++j)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = warp_m + i * 16 + half * 8 + lane / 4, column = warp_n + j * 8 + lane % 4 * 2;
+        Pack<Total, 2> pair = {sums[i][j][2 * half], sums[i][j][2 * half + 1]};
+        *reinterpret_cast<Pack<Total, 2>*>(out + row * pitch + column) = pair;
+      }
+}
+
 // A block's tile of a matrix product, BM x BN, accumulated over `tiles` steps of BK; a pipeline of STAGES tiles in shared
 // memory, WARPS_M x WARPS_N warps. The sums end up in shared memory as rows of BN + 8. `begin` asks for the first
 // tiles and `finish` does the rest; when nothing reads the tiles any more it calls `after`, which may begin the next.
-template <class T, int BM, int BN, int BK, int WARPS_M, int WARPS_N, int STAGES, class A, class B>
+// `accumulate` leaves the sums in registers: of each warp MS x NS fragments of 16 x 16. Of the BN columns in shared memory
+// only COLUMNS are multiplied, if one warp has them all.
+template <class T, int BM, int BN, int BK, int WARPS_M, int WARPS_N, int STAGES, class A, class B, int COLUMNS = BN>
 struct Product {
-  static constexpr int WM = BM / WARPS_M, WN = BN / WARPS_N;
+  static_assert(COLUMNS == BN || WARPS_N == 1, "the columns of a warp are a power of two, or all");
+  static constexpr int WM = BM / WARPS_M, WN = COLUMNS / WARPS_N;
   static constexpr int MS = WM / 16, NS = WN / 16, STEPS = BK * sizeof(T) / 32;
   using Total = typename Accumulated<T>::type;
   static constexpr int PITCH = BN + 8;
@@ -23,14 +43,12 @@ struct Product {
     }
   }
 
-  template <class After>
-  __device__ static void finish(unsigned char* shared, Total* out, A& a, B& b, int tiles, After after) {
+  // When this returns, no copy is under way and nothing reads the tiles any more.
+  __device__ static void accumulate(unsigned char* shared, Total (&sums)[MS][NS * 2][4], A& a, B& b, int tiles) {
     const unsigned base = shared_address(shared), end = base + STAGES * STAGE;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int warp_m = warp / WARPS_N * WM, warp_n = warp % WARPS_N * WN;
-    const unsigned first_a = A::first(warp_m, lane), first_b = B::first(warp_n, lane);
+    const unsigned first_a = A::first(warp / WARPS_N * WM, lane), first_b = B::first(warp % WARPS_N * WN, lane);
 
-    Total sums[MS][NS * 2][4];
 #pragma unroll
     for (int i = 0; i < MS; ++i)
 #pragma unroll
@@ -82,16 +100,13 @@ struct Product {
     }
     await_copies<0>();
     __syncthreads();
+  }
+
+  template <class After>
+  __device__ static void finish(unsigned char* shared, Total* out, A& a, B& b, int tiles, After after) {
+    Total sums[MS][NS * 2][4];
+    accumulate(shared, sums, a, b, tiles);
     after();
-#pragma unroll
-    for (int i = 0; i < MS; ++i)
-#pragma unroll
-      for (int j = 0; j < NS * 2; ++j)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int row = warp_m + i * 16 + half * 8 + lane / 4, column = warp_n + j * 8 + lane % 4 * 2;
-          Pack<Total, 2> pair = {sums[i][j][2 * half], sums[i][j][2 * half + 1]};
-          *reinterpret_cast<Pack<Total, 2>*>(out + row * PITCH + column) = pair;
-        }
+    store_sums<WARPS_N>(out, PITCH, sums);
   }
 };

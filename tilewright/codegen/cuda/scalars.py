@@ -43,6 +43,8 @@ def constant(expr: te.Const) -> str:
         return repr(float(value)) if math.isfinite(value) else f"__longlong_as_double({bits}LL)"
     if dtype is DType.I64:
         return "(-9223372036854775807LL - 1)" if value == -(2**63) else f"{int(value)}LL"
+    if dtype is DType.U64:
+        return f"{int(value)}ULL"
     return "(-2147483647 - 1)" if value == -(2**31) else f"{c_type(dtype)}({int(value)})"
 
 
@@ -68,6 +70,8 @@ def conversion(value: str, source: DType, target: DType) -> str:
         return value
     if target is DType.BOOL:
         return f"({value} != 0)"
+    if source.is_float and target.is_unsigned and target is not DType.U8:  # negative numbers wrap around
+        return f"({value} < 0 ? {c_type(target)}({c_type(DType.I64)}({value})) : {c_type(target)}({value}))"
     return f"{c_type(target)}({value})"
 
 
@@ -81,7 +85,7 @@ def call(op: str, dtype: DType, args: list[str]) -> str:
         return f"{c_type(dtype)}({unsigned}({args[0]}) {symbol} {unsigned}({args[1]}))"
     if op in _INFIX:
         text = f"({args[0]} {_INFIX[op]} {args[1]})"
-        computed = dtype in (DType.I16, DType.I8, DType.U8) and op in (
+        computed = dtype in (DType.I16, DType.I8, DType.U16, DType.U8) and op in (
             "and",
             "or",
             "xor",
@@ -112,7 +116,7 @@ def _extreme(name: str) -> Callable[[DType, list[str]], str]:
 def _absolute(dtype: DType, args: list[str]) -> str:
     if dtype.is_float:
         return f"fabs{'f' if dtype is DType.F32 else ''}({args[0]})"
-    if dtype in (DType.U8, DType.BOOL):
+    if dtype.is_unsigned or dtype is DType.BOOL:
         return args[0]
     return f"({args[0]} < 0 ? {call('neg', dtype, args)} : {args[0]})"
 

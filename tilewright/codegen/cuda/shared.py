@@ -54,7 +54,7 @@ def placed(program: Program) -> dict[Buffer, int]:
 
 
 def _lives(program: Program) -> dict[Buffer, tuple[int, int]]:
-    """Of each scratch buffer, the first and the last statement of a block of threads that touches it."""
+    """For each scratch buffer: the first and the last statement of a thread block that touches it."""
     body = program.body
     while isinstance(body, For) and body.kind is Kind.PARALLEL:
         body = body.body
@@ -109,12 +109,24 @@ def _touched(stmt: Stmt) -> Iterator[Buffer]:
 
 
 def touches_shared(stmt: Stmt) -> bool:
+    return reads_shared(stmt) or writes_shared(stmt)
+
+
+def writes_shared(stmt: Stmt) -> bool:
+    """Whether something in it writes shared memory, other than by an asynchronous copy."""
+    return any(
+        isinstance(each, Combine) or (isinstance(each, Store) and each.buffer.scope is Scope.SCRATCH)
+        for each in walk_stmts(stmt)
+    )
+
+
+def reads_shared(stmt: Stmt) -> bool:
+    """Whether something in it reads shared memory, other than an instruction of a warp."""
     for each in walk_stmts(stmt):
-        if isinstance(each, Store):
-            loads = [*te.loads(each.value), *te.loads(each.index)]
-            sources = [each.buffer, *(load.source for load in loads)]
-            if any(isinstance(s, Buffer) and s.scope is Scope.SCRATCH for s in sources):
-                return True
         if isinstance(each, Combine):
             return True
+        if isinstance(each, Store):
+            loads = [*te.loads(each.value), *te.loads(each.index)]
+            if any(isinstance(load.source, Buffer) and load.source.scope is Scope.SCRATCH for load in loads):
+                return True
     return False

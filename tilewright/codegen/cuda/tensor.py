@@ -12,6 +12,7 @@ from tilewright.codegen.cuda.scalars import c_type
 from tilewright.errors import CodegenError
 from tilewright.loops.gemmini.kernel import GemminiKernel
 from tilewright.loops.gpu.attention import TensorAttention
+from tilewright.loops.gpu.chain import FRAGMENT, SHARED, Follower, TensorChain
 from tilewright.loops.gpu.tensor import (
     ROW_PADDING,
     ComputedOperand,
@@ -28,16 +29,18 @@ from tilewright.space.tile_operator import TileCall
 _RASTER = 8  # tiles along m that neighbouring blocks share a column of b with: they meet in L2
 _WRITTEN_AT_ONCE = 4  # vectors of a thread: what the epilogue reads is asked for before the first is needed
 
-Kernel = TensorGemm | TensorAttention
+Kernel = TensorGemm | TensorAttention | TensorChain
 
 
 def tensor_source(kernel: Kernel | Program | TileCall | GemminiKernel) -> GpuSource:
     if isinstance(kernel, TileCall):
-        raise CodegenError(f"{kernel.name}: tile kernels inside of models are for processors")
+        raise CodegenError(f"{kernel.name}: tile kernels have code generation of their own")
     if isinstance(kernel, Program):
         return source_of(kernel)
     if isinstance(kernel, GemminiKernel):
         raise CodegenError(f"{kernel.name}: a GPU has no systolic array")
+    if isinstance(kernel, TensorChain):
+        return _chain(kernel)
     return _gemm(kernel) if isinstance(kernel, TensorGemm) else _attention(kernel)
 
 
@@ -54,7 +57,8 @@ def _source(
     pointers.append(f"{c_type(output.dtype)}* __restrict__ {output.name}")
     threads = kernel.tiles.threads
     # Left alone, the compiler weighs registers against blocks; with many small copies it would rather spill.
-    bounds = f"{threads}, 1" if isinstance(kernel, TensorGemm) and kernel.small_copies else str(threads)
+    small = not isinstance(kernel, TensorAttention) and kernel.small_copies
+    bounds = f"{threads}, 1" if small else str(threads)
     together = f"__cluster_dims__({cluster}, 1, 1) " if cluster > 1 else ""
     lines = [
         *before,
@@ -74,7 +78,7 @@ def _source(
         threads=threads,
         shared_bytes=kernel.shared_bytes,
         decisions=kernel.decisions,
-        packings=kernel.packings if isinstance(kernel, TensorGemm) else (),
+        packings=() if isinstance(kernel, TensorAttention) else kernel.packings,
     )
 
 
@@ -314,17 +318,23 @@ def _coord(gemm: TensorGemm, number: str) -> list[str]:
     ]
 
 
-def _pipeline(gemm: TensorGemm) -> str:
+def _pipeline(gemm: TensorGemm, columns: int | None = None) -> str:
+    """`columns`: how many of the tile's are computed, if not all."""
     t = gemm.tiles
     numbers = (t.bm, t.bn, t.bk, t.warps_m, t.warps_n, t.stages)
     (left, _), (right, _) = _loaders(gemm, "0", "0")
-    return f"Product<{c_type(gemm.dtype)}, {', '.join(map(str, numbers))}, {left}, {right}>"
+    some = f", {columns}" if columns not in (None, t.bn) else ""
+    return f"Product<{c_type(gemm.dtype)}, {', '.join(map(str, numbers))}, {left}, {right}{some}>"
 
 
-def _loaders(gemm: TensorGemm, first: str, end: str) -> tuple[tuple[str, str], tuple[str, str]]:
-    """Of both operands the type of what brings their tiles, and how it is made."""
-    t = gemm.tiles
-    table = f"shared + {t.shared_bytes}, " if isinstance(gemm.a, WindowOperand) else ""
+def _loaders(
+    gemm: TensorGemm, first: str, end: str, table_at: int | None = None
+) -> tuple[tuple[str, str], tuple[str, str]]:
+    """For each operand: the type of the object that loads its tiles, and the expression that creates it.
+
+    `table_at`: the offset of a gathered operand's table; None: behind the tiles."""
+    at = gemm.tiles.shared_bytes if table_at is None else table_at
+    table = f"shared + {at}, " if isinstance(gemm.a, WindowOperand) else ""
     at_a, at_b = _begin(gemm.a, "Left"), _begin(gemm.b, "Right")
     return (
         (_loader(gemm, gemm.a, True), f"{table}{at_a}, m0, {first}, {gemm.m}, {end}"),
@@ -414,6 +424,150 @@ def _window(operand: WindowOperand) -> list[str]:
         f"  __device__ static unsigned needed(int place_k) {{ return {' | '.join([row, *needed])}; }}",
         "};",
     ]
+
+
+# -- chains of matmuls ------------------------------------------------------------------------------------------------
+
+
+def _chain(chain: TensorChain) -> GpuSource:
+    t, first = chain.tiles, chain.first
+    left, right = _loaders(first, "0", str(first.k), chain.table_at)
+    at, weights = t.weights_at(chain.widths), []
+    for number, follower in enumerate(chain.followers):
+        weights += _held_weight(chain, follower, number, at)
+        at += t.size * t.columns(follower.k) * t.columns(follower.n)
+    sums_at = t.operand_bytes(first.n) if t.persistent else 0
+    steps = -(-first.k // t.bk)
+    before = [
+        f"  using P = {_pipeline(first, t.computed(first.n))};",
+        f"  f32* const sums = reinterpret_cast<f32*>(shared + {sums_at});",
+        *(line for number, each in enumerate(chain.followers) for line in _between(chain, each, number)),
+    ]
+    products = _products(chain)
+    columns = t.computed(chain.widths[-1])
+    write = _write(chain, (chain.m, chain.widths[-1]), (t.bm, columns), 1)
+    if not t.persistent:
+        body = [
+            f"  const int m0 = blockIdx.x * {t.bm}, n0 = 0;",
+            *before,
+            f"  {left[0]} a({left[1]});",
+            f"  {right[0]} b({right[1]});",
+            "  P::begin(shared, a, b);",
+            *weights,
+            "  f32 sums0[P::MS][P::NS * 2][4];",
+            f"  P::accumulate(shared, sums0, a, b, {steps});",
+            *products,
+            *write,
+        ]
+    else:
+        body = [
+            "  const int n0 = 0;",
+            *before,
+            *(
+                line
+                for name, (kind, arguments) in (("left", left), ("right", right))
+                for line in (
+                    f"  const auto {name} = [&](int number) {{",
+                    f"    const int m0 = number * {t.bm};",
+                    f"    return {kind}({arguments});",
+                    "  };",
+                )
+            ),
+            "  int number = blockIdx.x;",
+            "  auto a = left(number);",
+            "  auto b = right(number);",
+            "  P::begin(shared, a, b);",
+            *weights,
+            "  while (true) {",
+            f"  const int m0 = number * {t.bm};",
+            "  number += gridDim.x;",
+            "  f32 sums0[P::MS][P::NS * 2][4];",
+            f"  P::accumulate(shared, sums0, a, b, {steps});",
+            f"  if (number < {chain.tile_count}) {{",
+            "    a = left(number);",
+            "    b = right(number);",
+            "    P::begin(shared, a, b);",
+            "  }",
+            *products,
+            *write,
+            f"  if (number >= {chain.tile_count}) break;",
+            "  }",
+        ]
+    declared = [*_declared(first, first.a, "Left"), *_declared(first, first.b, "Right")]
+    return _source(chain, ["matmul", "chain"], declared, body, chain.blocks, 1)
+
+
+def _held_weight(chain: TensorChain, follower: Follower, number: int, at: int) -> list[str]:
+    """The right operand of a product after the first, copied as a whole. These copies are committed with the next tile
+    of the first product's operands, whose wait is a wait for them too."""
+    t, b, name = chain.tiles, follower.b, f"weight{number}"
+    outer, depth = t.columns(follower.n), t.columns(follower.k)
+    kind = _matrix_type(c_type(chain.dtype), b, outer, depth, False, t.threads, outer == follower.n)
+    return [
+        f"  const unsigned at_{name} = shared_address(shared + {at});",
+        f"  {kind} {name}({b.buffer.name} + {emit_value(b.offset)}, 0, 0, {follower.n}, {follower.k});",
+        f"  {name}.fetch(at_{name}, 0, 1);",
+        f"  {name}.finish(at_{name});",
+    ]
+
+
+def _between(chain: TensorChain, follower: Follower, number: int) -> list[str]:
+    """What becomes of two neighbouring sums: rows beyond the end are those of the last one, columns are zero."""
+    lanes, total, value = follower.lanes, follower.sum.name, follower.value.name
+    sums = "low, high" if lanes == 2 else "e ? high : low"
+    row = f"min(row, {chain.m - 1})" if chain.m % chain.tiles.bm else "row"
+    inside = f"if (column + e < {follower.k}) " if follower.k != chain.tiles.computed(follower.k) else ""
+    return [
+        f"  const auto between{number} = [&](f32 low, f32 high, int row, int column) {{",
+        f"    const int place_m = {row};",
+        "    f32 both[2] = {0.0f, 0.0f};",
+        "#pragma unroll",
+        f"    for (int e = 0; e < 2; e += {lanes}) {{",
+        f"      const int place_n = {f'column / {lanes}' if lanes > 1 else 'column + e'};",
+        f"      const f32 {total}[{lanes}] = {{{sums}}};",
+        f"      f32 {value}[{lanes}];",
+        f"      {inside}{{",
+        emit_statement(follower.between, chain.params, depth=4).rstrip("\n"),
+        f"        for (int v = 0; v < {lanes}; ++v) both[e + v] = {value}[v];",
+        "      }",
+        "    }",
+        f"    return packed<{c_type(chain.dtype)}>(both[0], both[1]);",
+        "  };",
+    ]
+
+
+def _products(chain: TensorChain) -> list[str]:
+    """The products after the first; the sums of the last go to shared memory."""
+    t, kind = chain.tiles, c_type(chain.dtype)
+    ms = t.bm // t.warps_m // FRAGMENT
+    lines = []
+    shared = t.resident == SHARED
+    if shared:
+        lines.append("  const unsigned at_left = shared_address(sums);")
+    for number, follower in enumerate(chain.followers):
+        last = number == len(chain.followers) - 1
+        steps = -(-follower.k // FRAGMENT)
+        ns = t.computed(follower.n) // t.warps_n // 8
+        before, weight = f"sums{number}", f"decltype(weight{number})"
+        lines.append(f"  f32 sums{number + 1}[{ms}][{ns}][4];")
+        if shared:
+            depth = t.columns(follower.k)
+            lines += [
+                *(["  __syncthreads();"] if number else []),  # the product before has read its operand
+                f"  share_left<{t.bm}, {depth}, {t.warps_n}>(at_left, {before}, m0, between{number});",
+                "  __syncthreads();",
+                f"  multiply_shared<{kind}, {weight}, {t.bm}, {depth}, {steps}, {t.warps_n}>"
+                f"(sums{number + 1}, at_left, at_weight{number});",
+                *(["  __syncthreads();"] if last else []),
+            ]
+        else:
+            lines += [
+                f"  unsigned left{number}[{ms}][{steps}][4];",
+                f"  keep_left(left{number}, {before}, m0, between{number});",
+                f"  multiply_kept<{kind}, {weight}>(sums{number + 1}, left{number}, at_weight{number});",
+            ]
+    pitch = t.computed(chain.widths[-1]) + ROW_PADDING
+    return [*lines, f"  store_sums<{t.warps_n}>(sums, {pitch}, sums{len(chain.followers)});"]
 
 
 # -- attention --------------------------------------------------------------------------------------------------------

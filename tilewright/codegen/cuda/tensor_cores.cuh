@@ -89,6 +89,22 @@ __device__ inline void multiply_add<bf16>(f32 (&c)[4], const unsigned (&a)[4], u
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// Two floats rounded to one word.
+template <class T>
+__device__ inline unsigned packed(f32 low, f32 high);
+template <>
+__device__ inline unsigned packed<f16>(f32 low, f32 high) {
+  unsigned both;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
+template <>
+__device__ inline unsigned packed<bf16>(f32 low, f32 high) {
+  unsigned both;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
+
 // A tile of ROWS x COLUMNS elements of SIZE bytes in shared memory, in chunks of 16 bytes. Chunks of neighbouring rows are
 // exchanged so that eight rows at one place lie in different banks.
 template <int ROWS, int COLUMNS, int SIZE = 2>

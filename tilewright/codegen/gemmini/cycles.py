@@ -68,14 +68,14 @@ class Cycles:
     busy: dict[str, int] = field(default_factory=dict)
 
     def share(self, unit: str) -> float:
-        """Of all cycles, those in which the array computes or the bus moves something."""
+        """The share of all cycles in which the unit is busy: the array computes, or the bus moves data."""
         return self.busy[unit] / max(self.total, 1)
 
 
 def simulate(
     program: Sequence[Instruction], machine: GemminiMachine, timing: GemminiTiming | None = None
 ) -> Cycles:
-    """InstructionError where the machine cannot execute the program."""
+    """Raise InstructionError if the machine cannot execute the program."""
     verify(program, machine)
     return _Simulation(machine, timing or GemminiTiming()).run(_operations(program, machine))
 

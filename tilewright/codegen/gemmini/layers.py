@@ -325,7 +325,7 @@ def _spread(computes: Sequence[Instruction], loads: Sequence[Instruction]) -> It
 
 
 def layer_program(layer: Layer, tiling: Tiling, machine: Array, at: Placement) -> list[Instruction]:
-    """The primitive instructions of a layer; LayerFitError where a tile does not fit the machine."""
+    """The primitive instructions of a layer; raises LayerFitError if a tile does not fit the machine."""
     return list(_Program(layer, tiling, machine, at).instructions())
 
 

@@ -125,7 +125,7 @@ def _limit(program: Sequence[Instruction]) -> int:
 
 
 class Rtl:
-    """The RTL of one machine, built. `folder` keeps what Verilator makes; RtlError where it cannot be built."""
+    """The RTL of one machine, built. `folder` keeps what Verilator makes; raises RtlError if it cannot be built."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class Rtl:
         self._binary = self._build(folder)
 
     def parameters(self) -> dict[str, int]:
-        """Of the module `gemmini`."""
+        """The parameters of the module `gemmini`."""
         bus = self.machine.dram_bytes_per_cycle
         if bus != int(bus) or int(bus) % 4:
             raise RtlError(f"the RTL's bus must be a multiple of 4 bytes a cycle, got {bus:g}")

@@ -21,7 +21,7 @@ _TIME_OF_CYCLE = 10  # as the harness counts
 
 
 def changes(path: Path, wanted: Mapping[str, str] = UNITS) -> tuple[dict[str, list[tuple[int, int]]], int]:
-    """Of each wanted signal its values, each with the cycle from which on it holds; and the last cycle."""
+    """The values of each wanted signal, each with the cycle in which it begins; and the last cycle."""
     scopes: list[str] = []
     codes: dict[str, list[str]] = {}
     found: dict[str, list[tuple[int, int]]] = {shown: [(0, 0)] for shown in wanted.values()}

@@ -40,7 +40,7 @@ class IndexRegion:
 
 
 class IndexEmitter(ABC):
-    """Of a function that is being written: the builder, the values of loop variables, and what is known so far."""
+    """The state of a function that is being emitted: the builder, the values of loop variables, and known facts."""
 
     builder: ir.IRBuilder
 

@@ -48,7 +48,7 @@ def arguments_of(intrinsic: Intrinsic) -> tuple[str, ...]:
 def call(
     builder: ir.IRBuilder, machine: CpuMachine, intrinsic: Intrinsic, values: Mapping[str, ir.Value]
 ) -> ir.Value:
-    """The instruction with these operands; IntrinsicError where the machine lacks it, or LLVM cannot compile it."""
+    """The instruction with these operands; raises IntrinsicError if the machine lacks it, or LLVM cannot compile it."""
     _check(intrinsic, machine)
     return _call(builder, intrinsic, [values[name] for name in arguments_of(intrinsic)])
 

@@ -14,7 +14,7 @@ from llvmlite import ir
 from tilewright import te
 from tilewright.codegen.llvm.math.exponential import exp2_nonpositive, exp2_rough
 from tilewright.codegen.llvm.math.values import Emit, MathContext, Real
-from tilewright.codegen.llvm.types import BFLOAT, I1, I8, I16, I32, Typed, element_type, like
+from tilewright.codegen.llvm.types import BFLOAT, I1, I8, I16, I32, I64, Typed, element_type, like
 from tilewright.dtypes import DType
 from tilewright.errors import CodegenError
 from tilewright.hw import CpuMachine
@@ -93,7 +93,7 @@ def _neg(context: ScalarContext, a: ir.Value) -> ir.Value:
 def _abs(context: ScalarContext, a: ir.Value) -> ir.Value:
     if context.dtype.is_float:
         return _intrinsic(context.builder, "fabs", a)
-    if context.dtype in (DType.U8, DType.BOOL):
+    if context.dtype.is_unsigned or context.dtype is DType.BOOL:
         return a
     negative = context.builder.icmp_signed("<", a, _number(a, 0))
     return context.builder.select(negative, context.builder.neg(a), a)
@@ -127,7 +127,7 @@ def _floor_division(context: ScalarContext, a: ir.Value, b: ir.Value) -> tuple[i
     zero, one = _number(a, 0), _number(a, 1)
     divisor_is_zero = builder.icmp_signed("==", b, zero)
     safe = builder.select(divisor_is_zero, one, b)
-    if context.dtype is DType.U8:
+    if context.dtype.is_unsigned:
         quotient, remainder = builder.udiv(a, safe), builder.urem(a, safe)
     else:
         # The most negative number over -1 overflows and traps: negation wraps around instead.
@@ -252,7 +252,7 @@ def _compared(context: ScalarContext, sign: str, a: ir.Value, b: ir.Value) -> ir
         # Ordered comparisons are false on NaN; != is true on NaN.
         compare = context.builder.fcmp_unordered if sign == "!=" else context.builder.fcmp_ordered
         return compare(sign, a, b)
-    unsigned = context.dtype in (DType.U8, DType.BOOL)
+    unsigned = context.dtype.is_unsigned or context.dtype is DType.BOOL
     return (context.builder.icmp_unsigned if unsigned else context.builder.icmp_signed)(sign, a, b)
 
 
@@ -268,7 +268,7 @@ def _shift(context: ScalarContext, a: ir.Value, b: ir.Value, *, left: bool) -> i
     """A shift by the width or more gives what an infinitely wide integer would."""
     builder = context.builder
     width = context.dtype.bytes * 8
-    arithmetic = not left and context.dtype is not DType.U8
+    arithmetic = not left and not context.dtype.is_unsigned
     limit = _number(b, width - 1)
     too_far = builder.icmp_unsigned(">", b, limit)
     amount = builder.select(too_far, limit if arithmetic else _number(b, 0), b)
@@ -358,7 +358,7 @@ def _converted(
         return builder.fpext(value, kind) if to.bytes > source.bytes else builder.fptrunc(value, kind)
     if source.is_float:
         return _float_to_integer(builder, value, to)
-    unsigned = source in (DType.BOOL, DType.U8)
+    unsigned = source.is_unsigned or source is DType.BOOL
     if to.is_float:
         return builder.uitofp(value, kind) if unsigned else builder.sitofp(value, kind)
     if source is DType.BOOL or to.bytes > source.bytes:
@@ -370,8 +370,23 @@ def _float_to_integer(builder: ir.IRBuilder, value: ir.Value, to: DType) -> ir.V
     """Truncation through a wider integer, as the frameworks' x86 code does it; out of range is what then remains."""
     if to is DType.I64:
         return builder.fptosi(value, like(value, element_type(to)))
+    if to is DType.U64:
+        return _float_to_u64(builder, value)
+    if to is DType.U32:
+        return builder.trunc(builder.fptosi(value, like(value, I64)), like(value, I32))
     wide = builder.fptosi(value, like(value, I32))
     return wide if to is DType.I32 else builder.trunc(wide, like(value, element_type(to)))
+
+
+def _float_to_u64(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    """Through i64, so that negative numbers wrap around; `fptoui` of one is whatever the processor does. Numbers from
+    2**63 on are reduced by 2**63, which is exact, and get it back as the top bit."""
+    kind = like(value, I64)
+    none = ir.Constant(kind, None)
+    limit = _number(value, 2.0**63)
+    large = builder.fcmp_ordered(">=", value, limit)
+    within = builder.fptosi(builder.select(large, builder.fsub(value, limit), value), kind)
+    return builder.xor(within, builder.select(large, _number(none, -(2**63)), _number(none, 0)))
 
 
 def _widen(builder: ir.IRBuilder, value: ir.Value, source: DType, machine: CpuMachine) -> ir.Value:

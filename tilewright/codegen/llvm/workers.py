@@ -63,7 +63,7 @@ class Workers:
 
     @property
     def pids(self) -> list[int]:
-        """Of the workers that run."""
+        """The process ids of the running workers."""
         return [child.pid for child in self._children if child.pid is not None]
 
     def object_code(self, ir_text: str, machine: Processor) -> bytes:

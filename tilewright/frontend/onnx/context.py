@@ -80,7 +80,7 @@ class Context(GraphBuilder):
         self.budget.work(elements, f"{self.source}: {what}")
 
     def stray(self, op: str, operand: Any) -> Exception:
-        return Unsupported(f"an operand that is no tensor but {_kind(operand)}")
+        return Unsupported(f"an operand that is not a tensor but {_kind(operand)}")
 
     def ints(self, values: Ints) -> Node:
         return self.constant(np.array(tuple(values), np.int64))

@@ -56,7 +56,7 @@ def _key(domain: str, name: str, overload: str) -> Key:
 
 
 def _overload(proto: onnx.NodeProto | onnx.FunctionProto) -> str:
-    """Of onnx before 1.16, which had none, too."""
+    """The overload; "" in onnx before 1.16, which had none."""
     return str(getattr(proto, "overload", ""))
 
 

@@ -63,7 +63,7 @@ class ExternalData:
             return found
 
     def _open(self, location: str, where: str) -> int:
-        """Open the file; ExternalDataError for anything but a plain file in the model's folder."""
+        """Open the file; raises ExternalDataError for anything but a plain file in the model's folder."""
         assert self.folder is not None
         parts = Path(location).parts
         said = f"{where} is in {location!r}"
@@ -86,7 +86,7 @@ class ExternalData:
         status = os.fstat(descriptor)
         problem = None
         if not stat.S_ISREG(status.st_mode):
-            problem = "which is no plain file"
+            problem = "which is not a plain file"
         elif status.st_nlink > 1:
             problem = "which has other names (hard links)"
         if problem is not None:

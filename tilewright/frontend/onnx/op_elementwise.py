@@ -157,7 +157,7 @@ def _integer_power(ctx: Context, base: Node, exponent: Node) -> Node:
         odd = ctx.emit("bitwise_and", ctx.emit("shr", bits, ctx.full(bit, DType.I64)), ctx.full(1, DType.I64))
         result = ctx.select(ctx.compare("ne", odd, 0), ctx.mul(result, square), result)
         square = ctx.mul(square, square) if bit < 5 else square
-    if base.dtype is DType.U8:
+    if base.dtype.is_unsigned:
         return result
     # Negative exponents: 1 and -1 have whole powers, everything else is 0.
     even = ctx.compare("eq", ctx.emit("bitwise_and", exponent, ctx.full(1, DType.I64)), 0)
@@ -172,10 +172,10 @@ def bit_shift(ctx: Context, x: Node, count: Node, *, direction: str) -> Node:
     """A shift by at least the type's width, or by a negative number, shifts all bits out."""
     width = 8 * x.dtype.bytes
     legal = ctx.compare("lt", count, width)
-    if x.dtype is not DType.U8:
+    if not x.dtype.is_unsigned:
         legal = ctx.both(legal, ctx.compare("ge", count, 0))
     near = ctx.select(legal, count, width - 1)
-    if direction == "RIGHT" and x.dtype is not DType.U8:
+    if direction == "RIGHT" and not x.dtype.is_unsigned:
         return ctx.emit("shr", x, near)  # the sign comes in
     return ctx.select(legal, ctx.emit("shl" if direction == "LEFT" else "shr", x, near), 0)
 

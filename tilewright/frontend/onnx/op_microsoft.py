@@ -226,7 +226,7 @@ def qlinear_softmax(
 @converter("QLinearConcat", domain=DOMAIN)
 def qlinear_concat(ctx: Context, y_scale: Node, y_zero: Node, *operands: Node, axis: int) -> Node:
     if not operands or len(operands) % 3:
-        raise Unsupported(f"{len(operands)} inputs that are no tensors with scales and zero points")
+        raise Unsupported(f"{len(operands)} inputs, which are not tensors with scales and zero points")
     parts = [floats(ctx, *operands[n : n + 3]) for n in range(0, len(operands), 3)]
     joined = ctx.concat(parts, axis_of(axis, parts[0].type.rank))
     return bytes_of(ctx, joined, y_scale, y_zero, y_zero.dtype)

@@ -1,4 +1,4 @@
-"""Normalisations. Those that the standard defines as a function, and Tilewright has no operator for, are expanded."""
+"""Normalisations. An operator that the standard defines as a function is expanded, unless Tilewright has it too."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ Sequence = list[Any]
 
 def _list(value: Value) -> Sequence:
     if not isinstance(value, list):
-        raise Unsupported("an operand that is no sequence")
+        raise Unsupported("an operand that is not a sequence")
     return value
 
 

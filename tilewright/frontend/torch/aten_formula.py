@@ -302,7 +302,7 @@ def copysign(ctx: Context, x: Node, other: Operand) -> Node:
 
 @_formula("aten.angle.default")
 def angle(ctx: Context, x: Node) -> Node:
-    """Of a real number: 0 or pi, or NaN."""
+    """The angle of a real number is 0 or pi, or NaN."""
     plain = ctx.select(ctx.compare("lt", x, 0), math.pi, 0.0, x.dtype)
     return ctx.select(ctx.emit("isnan", x), x, plain, x.dtype)
 

@@ -98,7 +98,7 @@ def fits(value: Any, dtype: DType) -> bool:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_int(value):
         return False
-    bits, signed = 8 * dtype.bytes, dtype is not DType.U8
+    bits, signed = 8 * dtype.bytes, not dtype.is_unsigned
     low, high = (-(1 << (bits - 1)), 1 << (bits - 1)) if signed else (0, 1 << bits)
     return low <= int(value) < high
 

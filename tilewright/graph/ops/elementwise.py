@@ -184,7 +184,7 @@ def signs_differ(a: Expr, b: Expr) -> Expr:
 def safe_divisor(b: Expr) -> Expr:
     """1 if division would trap: for 0, and for -1, whose quotient may not be representable."""
     risky = call("eq", b, zero(b))
-    if b.dtype is not DType.U8:
+    if not b.dtype.is_unsigned:
         risky = either(risky, call("eq", b, -1))
     return select(risky, 1, b)
 
@@ -193,7 +193,7 @@ def floordiv(a: Expr, b: Expr) -> Expr:
     if b.dtype.is_float:
         return float_floordiv(a, b)
     quotient = a // safe_divisor(b)
-    if b.dtype is not DType.U8:
+    if not b.dtype.is_unsigned:
         quotient = select(call("eq", b, -1), -a, quotient)
     return select(call("eq", b, zero(b)), zero(b), quotient)
 

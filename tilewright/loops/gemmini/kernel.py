@@ -29,7 +29,7 @@ class GemminiKernel:
         return f"tiles {tile.rows}x{tile.cols}, {tile.in_blocks} x {tile.out_blocks} blocks, {buffers}"
 
     def bytes_of(self, role: Role) -> int:
-        """Of one image."""
+        """The bytes of one image."""
         layer = self.layer
         pixels = layer.rows * layer.cols
         return {

@@ -52,7 +52,7 @@ class Layer:
 
     @property
     def rows(self) -> int:
-        """Of results, before pooling."""
+        """The number of rows of results, before pooling."""
         return (self.height + self.padding[0] + self.padding[2] - self.kernel[0]) // self.stride + 1
 
     @property

@@ -19,7 +19,7 @@ _POOLED = 255  # rows and columns of a tile that is pooled
 
 @lru_cache(maxsize=1024)
 def default_tiling(layer: Layer, machine: GemminiMachine) -> Tiling:
-    """LayerFitError where no tile of the layer fits the machine."""
+    """Raise LayerFitError if no tile of the layer fits the machine."""
     best: tuple[float, Tiling] | None = None
     for tiling in _tilings(layer, machine):
         cycles = estimated_cycles(layer, tiling, machine)
@@ -44,7 +44,7 @@ def _cuts(extent: int) -> list[int]:
 
 
 def _tilings(layer: Layer, machine: GemminiMachine) -> Iterator[Tiling]:
-    """Of each size of columns and output channels, the largest rows and input channels that fit, and smaller ones."""
+    """For each size of columns and output channels: the largest rows and input channels that fit, and smaller ones."""
     dim = machine.dim
     in_all, out_all = ceil_div(layer.in_channels, dim), ceil_div(layer.out_channels, dim)
     taps = layer.kernel[0] * layer.kernel[1]

@@ -7,8 +7,8 @@
 A schedule is an immutable value: each primitive returns a new one, or raises `ScheduleError` with the reason. Loops,
 stages and tensors are addressed by name; `print(schedule)` shows the names. `schedule.trace` records the steps as
 plain data, which `replay` applies again. The primitives are documented, with an example each, in `restructure.py`,
-`kinds.py`, `stages.py`, `caches.py`, `reductions.py`, `layout.py`, `tensorise.py`, `prefetch.py`; `rules.py` has the
-invariants that hold after each of them.
+`kinds.py`, `stages.py`, `caches.py`, `reductions.py`, `layout.py`, `tensorise.py`, `prefetch.py`, `pipeline.py`;
+`rules.py` has the invariants that hold after each of them. A schedule with loops that are bound is for a GPU.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilewright import te
-from tilewright.hw import CpuMachine, host
+from tilewright.hw import host
 from tilewright.hw.cores import USUAL
-from tilewright.hw.intrinsics import Intrinsic, intrinsic_named
+from tilewright.hw.gpu import GpuMachine
+from tilewright.hw.intrinsics import HasFeatures, Intrinsic, intrinsic_named
 from tilewright.hw.memory import LOOP_SCOPES, Scope
 from tilewright.loops.ir import Program
+from tilewright.loops.passes.pipeline import pipeline as pipelined
 from tilewright.loops.schedule.begin import begin
+from tilewright.loops.schedule.bound import gpu_form, is_bound
 from tilewright.loops.schedule.lower import lower
 from tilewright.loops.schedule.nest import Nest, leaves, loop_names
 from tilewright.loops.schedule.rules import check_complete
@@ -79,8 +82,11 @@ class Schedule:
 
     def program(self, decisions: str | None = None, scopes: Collection[Scope] = LOOP_SCOPES) -> Program:
         """The loop program, verified for a target with these scopes. `decisions` describes the schedule's choices."""
-        check_complete(self.nest)
-        program = lower(self.nest, decisions or summary(self.trace))
+        nest = gpu_form(self.nest) if is_bound(self.nest) else self.nest
+        check_complete(nest)
+        program = lower(nest, decisions or summary(self.trace))
+        if nest.stages:
+            program = pipelined(program, dict(nest.stages))
         verify_program(program, scopes)
         return program
 
@@ -116,6 +122,9 @@ class Schedule:
     def parallel(self, loop: str) -> Schedule:
         return self._do("parallel", loop=loop)
 
+    def bind(self, loop: str, axis: str) -> Schedule:
+        return self._do("bind", loop=loop, axis=axis)
+
     def compute_at(self, stage: str, loop: str) -> Schedule:
         return self._do("compute_at", stage=stage, loop=loop)
 
@@ -137,13 +146,23 @@ class Schedule:
     def pack(self, tensor: str, blocks: Sequence[int], order: Sequence[int] | None = None) -> Schedule:
         return self._do("pack", tensor=tensor, blocks=blocks, order=order)
 
-    def tensorise(self, loop: str, intrinsic: Intrinsic | str, machine: CpuMachine | None = None) -> Schedule:
+    def tensorise(
+        self, loop: str, intrinsic: Intrinsic | str, machine: HasFeatures | None = None
+    ) -> Schedule:
         """`intrinsic` is the name of a registered intrinsic, for which `machine` (None: this one) must have the
         features."""
         if isinstance(intrinsic, str):
             intrinsic = intrinsic_named(intrinsic, machine or host())
         known = Schedule(self.nest, self.trace, {**self.intrinsics, intrinsic.name: intrinsic})
         return known._do("tensorise", loop=loop, intrinsic=intrinsic.name)
+
+    def pipeline(self, tensor: str, stages: int, machine: GpuMachine | None = None) -> Schedule:
+        """`machine`: one whose shared memory must hold all stages."""
+        capacity = None if machine is None else machine.shared_block
+        return self._do("pipeline", tensor=tensor, stages=stages, capacity=capacity)
+
+    def swizzle(self, tensor: str) -> Schedule:
+        return self._do("swizzle", tensor=tensor)
 
     def prefetch(
         self,

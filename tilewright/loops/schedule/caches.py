@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from tilewright import te
 from tilewright.errors import ScheduleError
+from tilewright.hw.gpu import DESCRIBED
 from tilewright.loops.ir import Scope
 from tilewright.loops.schedule.nest import (
     Leaf,
@@ -93,9 +94,13 @@ def set_scope(nest: Nest, stage: str, scope: str) -> Nest:
 
 
 def _scope(name: str) -> Scope:
-    known = {scope.value: scope for scope in Scope.declared() if scope is not Scope.GLOBAL}
+    """The scope of this name: a declared one, or what the memories of described machines are called ("shared")."""
+    memories = [memory for machine in DESCRIBED.values() for memory in machine.memories]
+    known = {scope.value: scope for scope in Scope.declared()}
+    known |= {memory.name: memory.scope for memory in memories if memory.scope is not None}
+    known = {each: scope for each, scope in known.items() if scope is not Scope.GLOBAL}
     if name not in known:
-        raise ScheduleError(f"there is no scope {name!r}; there are: {', '.join(known)}")
+        raise ScheduleError(f"the scope must be one of {', '.join(known)}, got {name!r}")
     return known[name]
 
 

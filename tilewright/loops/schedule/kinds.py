@@ -45,8 +45,36 @@ def parallel(nest: Nest, loop: str) -> Nest:
     return _set_kind(nest, loop, Kind.PARALLEL)
 
 
+def bind(nest: Nest, loop: str, axis: str) -> Nest:
+    """Run the iterations on the blocks, warps or threads of a GPU.
+
+        for i < 64:                    block.x i < 64:
+          for j < 128:           ->      thread.x j < 128:
+            out[i, j] = ...                out[i, j] = ...
+
+    `axis` is block.x, .y or .z, thread.x, .y or .z, or warp.x, .y or .z; .x is the fastest. Needs: loops of blocks are
+    outermost and hold everything; loops of threads or warps follow each other with nothing between them; neither is a
+    reduction loop. In the end every stage is computed by the same number of threads, a warp being 32; what is below
+    loops of warps is for instructions that a warp carries out, and the registers that they fill. A tile in registers is
+    divided among the threads that write it, and each reads only its own part. Other names: bind (TVM), gpu_blocks and
+    gpu_threads (Halide).
+    """
+    if axis not in AXES:
+        raise ScheduleError(f"bind: the axis must be one of {', '.join(AXES)}, got {axis!r}")
+    kind = Kind.PARALLEL if axis in BLOCK_AXES else Kind.THREAD
+    bound = _set_kind(nest, loop, kind)
+    found = find_loop(bound, loop)[-1]
+    return replace(bound, body=replaced(bound.body, found, (replace(found, axis=axis),)))
+
+
+BLOCK_AXES, THREAD_AXES, WARP_AXES = (
+    tuple(f"{unit}.{letter}" for letter in "zyx") for unit in ("block", "thread", "warp")
+)  # the slowest first
+AXES = (*BLOCK_AXES, *THREAD_AXES, *WARP_AXES)
+
+
 def _set_kind(nest: Nest, name: str, kind: Kind) -> Nest:
     loop = find_loop(nest, name)[-1]
     if loop.kind is not Kind.SERIAL:
-        raise ScheduleError(f"loop {name} is {loop.kind.value} already")
+        raise ScheduleError(f"loop {name} is {loop.axis or loop.kind.value} already")
     return replace(nest, body=replaced(nest.body, loop, (replace(loop, kind=kind),)))

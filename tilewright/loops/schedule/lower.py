@@ -4,10 +4,25 @@ initialisation."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tilewright import te
+from tilewright.errors import PipelineError
 from tilewright.loops import ir
-from tilewright.loops.ir import Across, Buffer, For, If, Kind, Prefetch, Program, Scope, Stmt, Store
+from tilewright.loops.ir import (
+    Across,
+    Buffer,
+    Copy,
+    For,
+    If,
+    Kind,
+    Prefetch,
+    Program,
+    Scope,
+    Stmt,
+    Store,
+    Warp,
+)
 from tilewright.loops.schedule.nest import (
     Fetch,
     Leaf,
@@ -17,21 +32,75 @@ from tilewright.loops.schedule.nest import (
     Node,
     Path,
     Tile,
+    Transfer,
     flat,
     identity,
     leaves,
 )
+from tilewright.loops.schedule.pipeline import copied
 from tilewright.loops.schedule.rules import across
 from tilewright.loops.schedule.tensorise import IntrinsicOperand, OperandAccess, match, statement_of
-from tilewright.te.index import simplify
+from tilewright.te.index import coefficient, simplify
 
 
 def lower(nest: Nest, decisions: str = "") -> Program:
     """The program of the nest."""
     params = tuple(_buffer(tile) for tile in (*nest.inputs, nest.output))
     packings = nest.packings if any(packing is not None for packing in nest.packings) else ()
-    body = ir.map_exprs(_statements(nest.body), simplify)
+    asynchronous = {name for name, _ in nest.stages}
+    body = ir.map_exprs(_statements(_with_copies(nest.body, asynchronous)), simplify)
     return Program(nest.name, params, body, decisions, packings)
+
+
+def _with_copies(nodes: Sequence[Node], names: set[str]) -> tuple[Node, ...]:
+    """The nodes, in which stages of these names that fill memory are asynchronous copies."""
+    found: list[Node] = []
+    for node in nodes:
+        if isinstance(node, Loop):
+            leaf = node.body[0] if len(node.body) == 1 else None
+            if node.kind is Kind.VECTOR and isinstance(leaf, Leaf) and _is_copy(leaf, names):
+                found.append(_transfer(leaf, node.var))
+            else:
+                found.append(replace(node, body=_with_copies(node.body, names)))
+        elif isinstance(node, Leaf) and _is_copy(node, names):
+            found.append(_transfer(node, None))
+        else:
+            found.append(node)
+    return tuple(found)
+
+
+def _is_copy(leaf: Leaf, names: set[str]) -> bool:
+    return leaf.stage in names and leaf.target.scope is not Scope.REGISTER
+
+
+def _transfer(leaf: Leaf, lane: te.Var | None) -> Node:
+    load = copied(leaf)
+    assert load is not None and isinstance(load.source, Tile), "the primitive pipeline accepts copies alone"
+    inside = leaf.value.cond if isinstance(leaf.value, te.Select) else None
+    conditions = [*leaf.guards, *([] if inside is None else [inside])]
+    first: dict[te.Var, te.Expr] = {} if lane is None else {lane: te.as_index(0)}
+    if lane is not None:
+        steps = [
+            coefficient(flat(*each), lane)
+            for each in ((leaf.target, leaf.indices), (load.source, load.indices))
+        ]
+        if steps != [1, 1]:
+            raise PipelineError(
+                f"pipeline: {leaf.stage}: the lanes of loop {lane.name} are not contiguous in memory",
+                remedy="vectorise the loop of the last axis",
+            )
+        if any(lane in te.variables(simplify(condition)) for condition in conditions):
+            raise PipelineError(
+                f"pipeline: {leaf.stage}: some lanes of loop {lane.name} are outside of {load.source.name}"
+            )
+
+    def begin(indices: tuple[te.Expr, ...]) -> tuple[te.Expr, ...]:
+        return tuple(simplify(te.substitute(index, first)) for index in indices)
+
+    lanes = 1 if lane is None else lane.extent
+    return Transfer(
+        leaf.target, begin(leaf.indices), load.source, begin(load.indices), lanes, te.all_of(conditions)
+    )
 
 
 def _buffer(tile: Tile) -> Buffer:
@@ -67,6 +136,13 @@ def _statement(node: Node, started: frozenset[str]) -> Stmt:
         return _guarded(node.guards, Store(*_target(node), _combined(node, _value(node.value))))
     if isinstance(node, Fetch):
         return Prefetch(_buffer(node.tile), flat(node.tile, node.indices), node.level)
+    if isinstance(node, Transfer):
+        source = _buffer(node.source), flat(node.source, node.source_indices)
+        inside = None if node.inside is None else _value(node.inside)
+        return Copy(_buffer(node.target), flat(node.target, node.indices), *source, node.lanes, inside)
+    if isinstance(node, Micro) and node.thread is not None:
+        starts = tuple((_buffer(tile), start) for tile, start in node.starts)
+        return Warp(node.intrinsic, node.thread, starts)
     if isinstance(node, Micro):
         found = match(node.loop, node.intrinsic)
         operands = [_operand(access) for access in (found.output, *found.inputs)]
@@ -117,6 +193,11 @@ def _beginning(node: Node, leaf: Leaf) -> Stmt:
         if isinstance(inner, Loop):
             (child,) = (c for c in inner.body if any(other is leaf for _, other in leaves((c,))))
             return visit(child) if inner.var in leaf.reduced else _loop(inner, visit(child))
+        if isinstance(inner, Micro) and inner.thread is not None:
+            (tile, start), fragment = inner.starts[0], inner.intrinsic.fragments[0]
+            number = te.Var(f"{tile.name}.n", fragment.size)
+            store = Store(_buffer(tile), start + number, identity(leaf))
+            return For(inner.thread, Kind.THREAD, For(number, Kind.UNROLL, store))
         if isinstance(inner, Micro):
             if inner.intrinsic.initialise is None:
                 return visit(inner.loop)

@@ -12,6 +12,8 @@ Semantics
   loops carry no dependence except those of reductions, whose elements may be combined in any order.
 - Iterations of a loop that `overlaps` write some elements twice, with the same value.
 - `Micro` is a nest that an intrinsic computes, and `Fetch` a prefetch.
+- A loop that is bound to an `axis` of a GPU runs its iterations on blocks, warps or threads (`bound.py`).
+- A `swizzled` tile has the 16-byte chunks of its rows permuted, each of eight rows differently, against bank conflicts.
 
 Loops, stages and tiles have unique names within a nest, and a trace refers to them by name.
 """
@@ -42,6 +44,7 @@ class Tile(te.Source):
     dtype: DType
     shape: tuple[int, ...]
     scope: Scope
+    swizzled: bool = False
 
     @property
     def size(self) -> int:
@@ -54,6 +57,7 @@ class Loop:
     body: tuple[Node, ...]
     kind: Kind = Kind.SERIAL
     overlaps: bool = False
+    axis: str = ""  # of a GPU, that it is bound to
 
     @property
     def name(self) -> str:
@@ -86,6 +90,8 @@ class Leaf:
 class Micro:
     loop: Loop  # a perfect nest around one leaf, which the intrinsic computes
     intrinsic: Intrinsic
+    thread: te.Var | None = None  # of a GPU's instruction: the thread's index
+    starts: tuple[tuple[Tile, te.Expr], ...] = ()  # and where a thread's part of each operand begins
 
 
 @dataclass(frozen=True)
@@ -95,10 +101,23 @@ class Fetch:
     level: int
 
 
-Node = Loop | Leaf | Micro | Fetch
+@dataclass(frozen=True)
+class Transfer:
+    """An asynchronous copy of `lanes` neighbours; zeros where `inside` is false. Lowering makes it of a leaf."""
+
+    target: Tile
+    indices: tuple[te.Expr, ...]
+    source: Tile
+    source_indices: tuple[te.Expr, ...]
+    lanes: int
+    inside: te.Expr | None
+
+
+Node = Loop | Leaf | Micro | Fetch | Transfer
 Path = tuple[Loop, ...]  # enclosing loops, outermost first
 
 _TRUE = te.const(True, DType.BOOL)
+CHUNK_BYTES, ROWS_TOGETHER = 16, 8  # of what a warp reads from shared memory at once
 
 
 @dataclass(frozen=True)
@@ -109,6 +128,7 @@ class Nest:
     body: tuple[Node, ...]
     constants: frozenset[str] = frozenset()  # the inputs that are the same in every call
     packings: tuple[Packing | None, ...] = ()  # one for each input
+    stages: tuple[tuple[str, int], ...] = ()  # of pipelined tiles, by name
 
 
 # -- walking ----------------------------------------------------------------------------------------------------------
@@ -141,7 +161,7 @@ def find_loop(nest: Nest, name: str) -> Path:
                     f"loop {name} belongs to an intrinsic: schedule it before it is tensorised"
                 )
             return (*path, node)
-    raise ScheduleError(f"there is no loop {name}; there are: {', '.join(loop_names(nest.body))}")
+    raise ScheduleError(f"the loop must be one of {', '.join(loop_names(nest.body))}, got {name}")
 
 
 def find_leaf(nest: Nest, stage: str) -> tuple[Path, Leaf]:
@@ -149,7 +169,7 @@ def find_leaf(nest: Nest, stage: str) -> tuple[Path, Leaf]:
     for path, leaf in found:
         if leaf.stage == stage:
             return path, leaf
-    raise ScheduleError(f"there is no stage {stage}; there are: {', '.join(leaf.stage for _, leaf in found)}")
+    raise ScheduleError(f"the stage must be one of {', '.join(leaf.stage for _, leaf in found)}, got {stage}")
 
 
 def find_tile(nest: Nest, name: str) -> Tile:
@@ -157,7 +177,7 @@ def find_tile(nest: Nest, name: str) -> Tile:
     for tile in tiles:
         if tile.name == name:
             return tile
-    raise ScheduleError(f"there is no tensor {name}; there are: {', '.join(tile.name for tile in tiles)}")
+    raise ScheduleError(f"the tensor must be one of {', '.join(tile.name for tile in tiles)}, got {name}")
 
 
 def _chain(loop: Loop) -> list[Loop]:
@@ -221,6 +241,8 @@ def map_exprs(nodes: tuple[Node, ...], change: Change) -> tuple[Node, ...]:
             return replace(node, body=tuple(map(visit, node.body)))
         if isinstance(node, Fetch):
             return replace(node, indices=tuple(map(change, node.indices)))
+        if isinstance(node, Micro) and node.starts:
+            return replace(node, starts=tuple((tile, change(start)) for tile, start in node.starts))
         return node
 
     return tuple(map(visit, changed))
@@ -269,9 +291,21 @@ def fresh(nest: Nest, name: str) -> str:
 # ---------------------------------------------------------------------------------------------------
 
 
-def flat(tile: Tile, indices: tuple[te.Expr, ...]) -> te.Expr:
+def row_major(tile: Tile, indices: tuple[te.Expr, ...]) -> te.Expr:
     """The offset of an element, row-major."""
     return _rejoined(linear(flat_index(indices, tile.shape))).expr()
+
+
+def flat(tile: Tile, indices: tuple[te.Expr, ...]) -> te.Expr:
+    """The offset of an element in memory."""
+    if not tile.swizzled:
+        return row_major(tile, indices)
+    *_, row, column = indices
+    wide = CHUNK_BYTES // tile.dtype.bytes
+    chunks = tile.shape[-1] // wide
+    mask = row % ROWS_TOGETHER if chunks >= ROWS_TOGETHER else row // (ROWS_TOGETHER // chunks) % chunks
+    chunk = te.call("xor", column // wide, mask)
+    return simplify(row_major(tile, (*indices[:-1], te.as_index(0))) + chunk * wide + column % wide)
 
 
 def _rejoined(form: Linear) -> Linear:

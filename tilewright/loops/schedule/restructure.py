@@ -50,7 +50,7 @@ def split(nest: Nest, loop: str, factor: int, tail: str = "exact", into: Sequenc
     if factor < 1:
         raise ScheduleError(f"split: loop {loop} by {factor}: a factor is at least 1")
     if tail not in TAILS:
-        raise ScheduleError(f"split: there is no tail {tail!r}; there are: {', '.join(TAILS)}")
+        raise ScheduleError(f"split: tail must be one of {', '.join(TAILS)}, got {tail!r}")
     divides = extent % factor == 0
     if tail == "exact" and not divides:
         raise ScheduleError(

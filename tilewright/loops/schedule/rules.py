@@ -27,7 +27,8 @@ def check(nest: Nest) -> None:
 
 
 def check_complete(nest: Nest) -> None:
-    """Additional rules for a finished schedule: registers at constant offsets, scratch memory within its limit."""
+    """Additional rules for a finished schedule: registers at constant offsets, scratch memory within its limit. Of a
+    schedule for a GPU, what `bound.py` makes of it is checked."""
     _registers(nest)
     _scratch(nest)
 
@@ -36,13 +37,18 @@ def _parallel(nest: Nest) -> None:
     for path, node in walk(nest.body):
         if not (isinstance(node, Loop) and node.kind is Kind.PARALLEL):
             continue
-        if path:
+        outside_blocks = [
+            loop for loop in path if not (node.axis and loop.axis and loop.kind is Kind.PARALLEL)
+        ]
+        if outside_blocks:
             raise ScheduleError(
-                f"parallel: loop {node.name} is inside loop {path[-1].name}, not the outermost"
+                f"parallel: loop {node.name} is inside loop {outside_blocks[-1].name}, not the outermost"
             )
-        if len(nest.body) > 1:
+        if any(loop.axis == node.axis != "" for loop in path):
+            raise ScheduleError(f"bind: two loops are bound to {node.axis}")
+        if len(nest.body) > 1 or any(len(loop.body) > 1 for loop in path):
             outside = [
-                leaf.stage for around, leaf in leaves(nest.body) if not around or around[0] is not node
+                leaf.stage for around, leaf in leaves(nest.body) if all(loop is not node for loop in around)
             ]
             raise ScheduleError(
                 f"parallel: loop {node.name} must hold everything; outside of it: {', '.join(outside)}",
@@ -55,6 +61,34 @@ def _parallel(nest: Nest) -> None:
                     " the same elements",
                     remedy="rfactor first",
                 )
+
+
+def _threads(nest: Nest) -> None:
+    """Loops of threads, or of warps, are one chain; so a statement has one number of threads."""
+    for path, node in walk(nest.body):
+        if not (isinstance(node, Loop) and node.kind is Kind.THREAD):
+            continue
+        if any(loop.axis == node.axis for loop in path):
+            raise ScheduleError(f"bind: two loops are bound to {node.axis}")
+        around = [number for number, loop in enumerate(path) if loop.kind is Kind.THREAD]
+        if around and (around[-1] != len(path) - 1 or len(path[-1].body) > 1 or not _alike(path[-1], node)):
+            raise ScheduleError(
+                f"bind: loop {node.name} is inside loop {path[around[-1]].name}, which is bound to"
+                f" {path[around[-1]].axis}, but not directly",
+                remedy="reorder, so that the loops of threads follow each other with nothing between them",
+            )
+        for _, leaf in leaves(node.body):
+            if node.var in leaf.reduced:
+                raise ScheduleError(
+                    f"bind: loop {node.name} belongs to the reduction {leaf.stage}: its iterations all update the same"
+                    " elements",
+                    remedy="rfactor first, and bind the loop of the stage that it makes",
+                )
+
+
+def _alike(one: Loop, other: Loop) -> bool:
+    """Whether both are bound to threads, or both to warps."""
+    return one.axis.partition(".")[0] == other.axis.partition(".")[0]
 
 
 def _vector(nest: Nest) -> None:
@@ -157,7 +191,7 @@ def _intrinsics(nest: Nest) -> None:
             match(node.loop, node.intrinsic)
 
 
-RULES: tuple[Callable[[Nest], None], ...] = (_parallel, _vector, _overlaps, _copies, _intrinsics)
+RULES: tuple[Callable[[Nest], None], ...] = (_parallel, _threads, _vector, _overlaps, _copies, _intrinsics)
 
 
 def _accesses(leaf: Leaf) -> list[tuple[Tile, te.Expr]]:
@@ -183,7 +217,9 @@ def _registers(nest: Nest) -> None:
                 continue
             lanes = _register_lanes(path, leaf, tile, offset)
             before, stage = widths.setdefault(tile, (lanes, leaf.stage))
-            if before != lanes:
+            if before != lanes and not any(
+                loop.kind is Kind.THREAD for loop in path
+            ):  # a GPU has no vector registers
                 raise ScheduleError(
                     f"{tile.name} is in registers, and is accessed with {before} lanes by {stage} but with {lanes} by"
                     f" {leaf.stage}",

@@ -22,12 +22,12 @@ from tilewright.loops.schedule.nest import (
     Nest,
     Tile,
     find_loop,
-    flat,
     perfect_chain,
     replaced,
+    row_major,
 )
 from tilewright.loops.text import print_expr
-from tilewright.te.index import Linear, linear
+from tilewright.te.index import Linear, linear, simplify
 
 _COMMUTATIVE = ("add", "mul", "min", "max", "and", "or")
 
@@ -92,6 +92,7 @@ class OperandAccess:
     tile: Tile
     base: te.Expr
     strides: tuple[int, ...]
+    first: tuple[te.Expr, ...] = ()  # the indices of the operand's first element
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ def _access(
     tile: Tile, indices: tuple[te.Expr, ...], axes: Sequence[te.Expr], loops: Mapping[te.Var, te.Var]
 ) -> OperandAccess | None:
     """`tile` at `indices` as an operand indexed by `axes`; None if its index depends on the loops in another form."""
-    form = linear(flat(tile, indices))
+    form = linear(row_major(tile, indices))
     inner = set(loops.values())
     if any(not isinstance(atom, te.Var) and te.variables(atom) & inner for atom in form.terms):
         return None
@@ -170,7 +171,9 @@ def _access(
         return None
     base = Linear({atom: c for atom, c in form.terms.items() if atom not in inner}, form.constant)
     strides = tuple(form.terms.get(loops[axis], 0) for axis in axes if isinstance(axis, te.Var))
-    return OperandAccess(tile, base.expr(), strides)
+    begin: dict[te.Var, te.Expr] = dict.fromkeys(inner, te.as_index(0))
+    first = tuple(simplify(te.substitute(index, begin)) for index in indices)
+    return OperandAccess(tile, base.expr(), strides, first)
 
 
 def _unify(

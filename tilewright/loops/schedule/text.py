@@ -15,21 +15,27 @@ def print_nest(nest: Nest) -> str:
     for _, leaf in leaves(nest.body):
         if leaf.target.scope is not Scope.GLOBAL:
             shape = ", ".join(map(str, leaf.target.shape))
-            lines.append(f"{leaf.target.scope.value} {leaf.target.name}: {leaf.target.dtype.short}[{shape}]")
+            count = dict(nest.stages).get(leaf.target.name, 1)
+            notes = ", swizzled" * leaf.target.swizzled + (f", {count} stages" if count > 1 else "")
+            lines.append(
+                f"{leaf.target.scope.value} {leaf.target.name}: {leaf.target.dtype.short}[{shape}]{notes}"
+            )
 
     def visit(nodes: Sequence[Node], depth: int) -> None:
         pad = "  " * depth
         for node in nodes:
             if isinstance(node, Loop):
                 overlapping = ", overlapping" if node.overlaps else ""
-                lines.append(f"{pad}{node.kind.value} {node.name} < {node.var.extent}{overlapping}:")
+                lines.append(
+                    f"{pad}{node.axis or node.kind.value} {node.name} < {node.var.extent}{overlapping}:"
+                )
                 visit(node.body, depth + 1)
             elif isinstance(node, Micro):
                 lines.append(f"{pad}{node.intrinsic.name}:")
                 visit((node.loop,), depth + 1)
             elif isinstance(node, Fetch):
                 lines.append(f"{pad}prefetch {node.tile.name}[{', '.join(map(print_expr, node.indices))}]")
-            else:
+            elif isinstance(node, Leaf):
                 lines.append(pad + _leaf(node))
 
     visit(nest.body, 0)

@@ -20,6 +20,7 @@ from tilewright.loops.schedule import (
     caches,
     kinds,
     layout,
+    pipeline,
     prefetch,
     reductions,
     restructure,
@@ -39,6 +40,7 @@ PRIMITIVES: dict[str, Callable[..., Nest]] = {
         kinds.vectorise,
         kinds.unroll,
         kinds.parallel,
+        kinds.bind,
         stages.compute_at,
         stages.inline,
         caches.cache_read,
@@ -48,6 +50,8 @@ PRIMITIVES: dict[str, Callable[..., Nest]] = {
         layout.pack,
         tensorise.tensorise,
         prefetch.prefetch,
+        pipeline.pipeline,
+        pipeline.swizzle,
     )
 }
 
@@ -70,7 +74,7 @@ Trace = tuple[TraceStep, ...]
 def step(primitive: str, arguments: Mapping[str, Any]) -> TraceStep:
     """Make a step, after checking that the primitive exists and takes these arguments."""
     if primitive not in PRIMITIVES:
-        raise ScheduleError(f"there is no primitive {primitive}; there are: {', '.join(PRIMITIVES)}")
+        raise ScheduleError(f"the primitive must be one of {', '.join(PRIMITIVES)}, got {primitive}")
     known = _parameters(primitive)
     for name, value in arguments.items():
         if name not in known or name == "nest":
@@ -121,7 +125,7 @@ def to_json(trace: Iterable[TraceStep]) -> str:
 
 
 def from_json(text: str) -> Trace:
-    """Parse and check the steps of a trace; ScheduleError if the text is not a trace."""
+    """Parse and check the steps of a trace; raises ScheduleError if the text is not a trace."""
     try:
         data = json.loads(text)
     except ValueError as error:

@@ -7,6 +7,7 @@ code that was changed on its way) is `trouble`: the driver gives the work to ano
 from __future__ import annotations
 
 import errno
+import hashlib
 import hmac
 import os
 import platform
@@ -17,18 +18,23 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import msgspec
+import numpy as np
 
 from tilewright.errors import MeasurementError, PoolError
 from tilewright.hw import host
 from tilewright.hw.machine import to_text
 from tilewright.measure.building import Build, BuildReply, Made
 from tilewright.measure.failed import Failed
+from tilewright.measure.jobs import Job
+from tilewright.measure.kernel_build import BuildKernel
+from tilewright.measure.kernel_job import DataFile, Grid3, KernelJob
 from tilewright.measure.pool.turns import FairTurns, NodeGate
 from tilewright.measure.pool.wire import (
     BuildAnswer,
     BuildRequest,
     Candidate,
     Hello,
+    PoolJob,
     RaceAnswer,
     RaceRequest,
     TrialAnswer,
@@ -38,7 +44,8 @@ from tilewright.measure.pool.wire import (
     seal_key,
 )
 from tilewright.measure.runner import BUILDING, ONE_THREAD, TIMING, Measurement, Runner
-from tilewright.measure.trial import TaskJob
+from tilewright.space.space import Config
+from tilewright.support.confinement import can_remove_network
 from tilewright.support.process import Child, Dead
 from tilewright.support.version import VERSION
 
@@ -46,6 +53,7 @@ _BUILD_SECONDS = 45.0
 _BUILDER_MEMORY = 4 << 30
 _KEPT_ANSWERS = 1024
 _KEPT_RUNNERS = 2  # of different seeds
+_KEPT_LAUNCHES = 4  # of kernels, with the files of their tensors
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -60,6 +68,7 @@ def _hello(node: str, label: str = "", machine: str = "", pseudo: bool = False) 
         label,
         machine,
         pseudo,
+        not can_remove_network(),
     )
     return encode(hello)
 
@@ -69,7 +78,7 @@ class Builder:
 
     def __init__(self, node: str) -> None:
         self._node, self._key, self._gate = node, _key(), NodeGate(node)
-        self._child = Child(BUILDING, _BUILDER_MEMORY, ONE_THREAD)
+        self._child = Child(BUILDING, _BUILDER_MEMORY, ONE_THREAD, confined=True)
         self._draining = False
 
     def hello(self) -> bytes:
@@ -85,7 +94,7 @@ class Builder:
         request = msgspec.msgpack.decode(message, type=BuildRequest)
         with self._gate.building():
             try:
-                self._child.send(msgspec.msgpack.encode(Build(request.job, request.config, request.modules)))
+                self._child.send(msgspec.msgpack.encode(_order(request)))
                 reply = msgspec.msgpack.decode(self._child.receive(_BUILD_SECONDS), type=BuildReply)
             except Dead as death:
                 reply = Failed.of(death)
@@ -98,6 +107,15 @@ class Builder:
         if "No space left on device" in reply.message or "Disk quota exceeded" in reply.message:
             return encode(BuildAnswer(trouble=reply.message)), b""
         return encode(BuildAnswer(failure=reply.kind, message=reply.message)), b""
+
+
+def _order(request: BuildRequest) -> Build | BuildKernel:
+    """What the process that builds is asked."""
+    job = request.job
+    if job.task is not None:
+        return Build(job.task, request.config, request.modules)
+    assert job.kernel is not None
+    return BuildKernel(job.kernel, request.config, request.grid)
 
 
 class Timer:
@@ -114,6 +132,7 @@ class Timer:
         self._machine = machine or _machine_here(device)
         self._key, self._gate, self._turns = _key(), NodeGate(node), FairTurns()
         self._runners: OrderedDict[int, Runner] = OrderedDict()
+        self._launches: OrderedDict[bytes, tuple[KernelJob, DataFile]] = OrderedDict()
         self._answers: OrderedDict[str, bytes] = OrderedDict()  # found, and not yet acknowledged
         self._draining = False
 
@@ -129,18 +148,18 @@ class Timer:
         for trial in trials:
             self._answers.pop(trial, None)
 
-    def trial(self, message: bytes, code: bytes) -> bytes:
-        """A TrialAnswer."""
+    def trial(self, message: bytes, code: bytes, data: bytes = b"") -> bytes:
+        """A TrialAnswer. `data`: the tensors of a kernel's launch."""
         request = msgspec.msgpack.decode(message, type=TrialRequest)
         if self._draining:
             return encode(TrialAnswer(request.trial, trouble="draining"))
         with self._turns.turn(request.user):
             if request.trial in self._answers:
                 return self._answers[request.trial]
-            if trouble := self._refused(request.job, request.candidate, code):
+            if trouble := self._refused(request.job, request.candidate, code, data):
                 return encode(TrialAnswer(request.trial, trouble=trouble))
             try:
-                answer = encode(self._measured(request, code))
+                answer = encode(self._measured(request, code, data))
             except (OSError, MeasurementError) as error:
                 return encode(TrialAnswer(request.trial, trouble=_trouble(error)))
             self._answers[request.trial] = answer
@@ -148,58 +167,92 @@ class Timer:
                 self._answers.popitem(last=False)
             return answer
 
-    def race(self, message: bytes, *codes: bytes) -> bytes:
+    def race(self, message: bytes, data: bytes, *codes: bytes) -> bytes:
         """A RaceAnswer."""
         request = msgspec.msgpack.decode(message, type=RaceRequest)
         if self._draining:
             return encode(RaceAnswer(trouble="draining"))
         with self._turns.turn(request.user):
             for candidate, code in zip(request.candidates, codes, strict=True):
-                if trouble := self._refused(request.job, candidate, code):
+                if trouble := self._refused(request.job, candidate, code, data):
                     return encode(RaceAnswer(trouble=trouble))
             made = {
                 candidate.config: msgspec.msgpack.decode(code, type=Made)
                 for candidate, code in zip(request.candidates, codes, strict=True)
             }
             try:
-                runner = self._runner(request.seed, request.job)
+                job = self._local(request.job, data)
+                runner = self._runner(request.seed, job, request.job.threads)
                 with self._alone():
-                    times = runner.race_built(request.job, made, request.seconds)
+                    begin = time.monotonic()
+                    times = runner.race_built(job, made, request.seconds)
+                    busy = time.monotonic() - begin
             except (OSError, MeasurementError) as error:
                 return encode(RaceAnswer(trouble=_trouble(error)))
-            return encode(RaceAnswer(tuple(tuple(times.get(c.config, ())) for c in request.candidates)))
+            found = tuple(tuple(times.get(c.config, ())) for c in request.candidates)
+            return encode(RaceAnswer(found, busy))
 
-    def _refused(self, job: TaskJob, candidate: Candidate, code: bytes) -> str:
+    def _refused(self, job: PoolJob, candidate: Candidate, code: bytes, data: bytes) -> str:
         if job.described != self._machine:
             return "the device is not the machine that the job is for"
         if not hmac.compare_digest(candidate.seal, seal(self._key, job, candidate.config, code)):
             return "the object code is not what a builder of this pool made"
+        if job.kernel is not None and hashlib.sha256(data).digest() != job.digest:
+            return "the tensors are not those that the job names"
         return ""
 
-    def _measured(self, request: TrialRequest, code: bytes) -> TrialAnswer:
-        runner = self._runner(request.seed, request.job)
+    def _measured(self, request: TrialRequest, code: bytes, data: bytes) -> TrialAnswer:
+        job = self._local(request.job, data)
+        runner = self._runner(request.seed, job, request.job.threads)
         made = msgspec.msgpack.decode(code, type=Made)
         with self._alone():
-            found: Measurement = runner.trial(request.job, request.candidate.config, made, best=request.best)
-        return TrialAnswer(request.trial, found, runner.reference)
+            begin = time.monotonic()
+            found: Measurement = runner.trial(job, request.candidate.config, made, best=request.best)
+            busy = time.monotonic() - begin
+        return TrialAnswer(request.trial, found, runner.reference, busy)
+
+    def _local(self, job: PoolJob, data: bytes) -> Job:
+        """The job as this node's runner takes it: the tensors of a launch are in a file here."""
+        if job.task is not None:
+            return job.task
+        assert job.kernel is not None
+        name = hashlib.sha256(encode(job)).digest()
+        if name not in self._launches:
+            while len(self._launches) >= _KEPT_LAUNCHES:
+                self._launches.popitem(last=False)[1][1].close()
+            file = DataFile()
+            file.add(np.frombuffer(data, np.uint8))
+            spec = msgspec.structs.replace(job.kernel, data=file.path, size=file.finish())
+            self._launches[name] = KernelJob(spec, _no_grid), file
+        self._launches.move_to_end(name)
+        return self._launches[name][0]
 
     def _alone(self) -> AbstractContextManager[None]:
         """No build of this node runs meanwhile; those do not disturb a GPU."""
         return self._gate.timing() if self._device is None and not self._timing else nullcontext()
 
-    def _runner(self, seed: int, job: TaskJob) -> Runner:
+    def _runner(self, seed: int, job: Job, threads: int) -> Runner:
         """With the job's validation drawn."""
         runner = self._runners.pop(seed, None)
         if runner is None:
             while len(self._runners) >= _KEPT_RUNNERS:
                 self._runners.popitem(last=False)[1].close()
             runner = Runner(
-                job.threads, builders=1, seed=seed, device=self._device, timing=self._timing or TIMING
+                threads,
+                builders=1,
+                seed=seed,
+                device=self._device,
+                timing=self._timing or TIMING,
+                confined=True,
             )
         self._runners[seed] = runner
-        runner.threads = job.threads
+        runner.threads = threads
         runner.build(job, [])
         return runner
+
+
+def _no_grid(config: Config) -> Grid3:
+    raise MeasurementError("the driver computes the grids of a kernel's launches")
 
 
 def _key() -> bytes:

@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from tilewright.support.process import import_folders
 PORT = 6379
 LOOPBACK = "127.0.0.1"
 _START_SECONDS = 90.0
-_STOP_SECONDS = 10.0  # for a node to say goodbye; then what still runs is killed
+_STOP_SECONDS = 5.0  # for a node to say goodbye; then what still runs is killed
 _STORE_BYTES = 256 << 20
 _TOKEN_BYTES = 32
 
@@ -60,7 +60,7 @@ class Device:
 
 
 def device_here(name: str) -> Device:
-    """Of this machine: "cpu", "cuda" or "cuda:1"."""
+    """The device of this machine that "cpu", "cuda" or "cuda:1" names."""
     kind, _, number = name.partition(":")
     if kind == "cpu" and not number:
         return Device(f"cpu:{host().cpu}")
@@ -102,7 +102,7 @@ def current_address() -> str:
 
 
 def read_token(address: str, given: Path | None = None) -> str:
-    """PoolError where there is none that could be read."""
+    """Raise PoolError if there is none that could be read."""
     if given is None and os.environ.get("RAY_AUTH_TOKEN"):
         return os.environ["RAY_AUTH_TOKEN"]
     path = given or token_file(address)
@@ -121,53 +121,44 @@ def read_token(address: str, given: Path | None = None) -> str:
 # -- nodes -------------------------------------------------------------------------------------------------------------
 
 
-def up(
-    *,
-    listen: str = LOOPBACK,
-    port: int = PORT,
-    builders: int | None = None,
-    devices: tuple[Device, ...] = (),
-    token: Path | None = None,
-) -> str:
+@dataclass(frozen=True)
+class Share:
+    """What a machine gives to a pool. `builders`: candidates that it builds at once, None for one for each core.
+    `devices`: what it times on. `listen`: its own address in the network, None for the one towards the pool. `token`: a
+    file with the pool's token, None for this user's own."""
+
+    builders: int | None = None
+    devices: tuple[Device, ...] = ()
+    listen: str | None = None
+    token: Path | None = None
+
+
+def up(share: Share, port: int = PORT) -> str:
     """Start a pool with this machine as its first node: its address. Off loopback a token is still needed."""
     need_ray()
+    listen = share.listen or LOOPBACK
     address = f"{listen}:{port}"
     _check_port(listen, port)
-    given = secrets.token_hex(_TOKEN_BYTES) if token is None else read_token(address, token)
-    _write_secret(token_file(address), given)
+    token = secrets.token_hex(_TOKEN_BYTES) if share.token is None else read_token(address, share.token)
     _write_secret(_folder() / "address", address)
-    arguments = ["--head", f"--port={port}", "--include-dashboard=false"]
-    _start(arguments, listen, address, given, builders, devices)
+    _start(["--head", f"--port={port}", "--include-dashboard=false"], share, listen, address, token)
     return address
 
 
-def join(
-    address: str,
-    *,
-    listen: str | None = None,
-    builders: int | None = None,
-    devices: tuple[Device, ...] = (),
-    token: Path | None = None,
-) -> None:
-    """Let this machine be a further node of a pool. `listen`: this machine's own address in the network."""
+def join(share: Share, address: str) -> str:
+    """Let this machine be a further node of a pool: its address."""
     need_ray()
-    given = read_token(address, token)
-    pool_host = address.rpartition(":")[0]
-    own = listen or (LOOPBACK if _is_loopback(pool_host) else _address_towards(address))
-    _write_secret(token_file(address), given)
-    _start([f"--address={address}"], own, address, given, builders, devices)
+    token = read_token(address, share.token)
+    loopback = _is_loopback(address.rpartition(":")[0])
+    listen = share.listen or (LOOPBACK if loopback else _address_towards(address))
+    _start([f"--address={address}"], share, listen, address, token)
+    return address
 
 
-def _start(
-    arguments: list[str],
-    listen: str,
-    address: str,
-    token: str,
-    builders: int | None,
-    devices: tuple[Device, ...],
-) -> None:
-    count = knobs.usable_cores() if builders is None else builders
-    resources = Counter(device.resource for device in devices)
+def _start(arguments: list[str], share: Share, listen: str, address: str, token: str) -> None:
+    _write_secret(token_file(address), token)
+    count = knobs.usable_cores() if share.builders is None else share.builders
+    resources = Counter(device.resource for device in share.devices)
     name = f"{socket.gethostname()}-{secrets.token_hex(3)}"
     command = [
         *arguments,
@@ -194,10 +185,10 @@ def _start(
     (_folder() / f"{name}.node").write_text(json.dumps({"pid": process.pid, "address": address}))
     try:
         with connected(address, token, process, log):
-            _create_workers(name, count, devices)
+            _create_workers(name, count, share.devices)
         process.returncode = 0  # it goes on without us: nobody is to wait for it
     except BaseException:
-        _stop(process.pid)
+        _stop([process.pid])
         (_folder() / f"{name}.node").unlink(missing_ok=True)
         raise
 
@@ -339,6 +330,7 @@ class Row:
     host: str
     device: str
     variant: str
+    network: bool | None  # whether what it runs can reach a network; None: not known
     state: str
 
 
@@ -347,11 +339,19 @@ def rows(address: str, token: Path | None = None) -> list[Row]:
         workers = Workers()
         workers.refresh()
         found = [
-            Row(w.name, w.hello.node, w.host, w.hello.label, w.variant if w.is_timer else "", "ready")
+            Row(
+                w.name,
+                w.hello.node,
+                w.host,
+                w.hello.label,
+                w.variant if w.is_timer else "",
+                w.hello.network,
+                "ready",
+            )
             for w in (*workers.timers(), *workers.builders())
         ]
         return found + [
-            Row(name, name.split("/")[1], "", "", "", reason) for name, reason in workers.aside.items()
+            Row(name, name.split("/")[1], "", "", "", None, reason) for name, reason in workers.aside.items()
         ]
 
 
@@ -387,32 +387,31 @@ def down(names: tuple[str, ...] = ()) -> list[str]:
             raise PoolError(
                 f"no node {name!r} was started here", remedy=f"name one of {', '.join(known) or 'none'}"
             )
-    stopped = []
-    for name in names or tuple(known):
-        _stop(known[name]["pid"])
+    stopped = list(names or known)
+    _stop([known[name]["pid"] for name in stopped])
+    for name in stopped:
         (_folder() / f"{name}.node").unlink(missing_ok=True)
-        stopped.append(name)
     if not nodes_here():
         (_folder() / "address").unlink(missing_ok=True)
     return stopped
 
 
-def _stop(pid: int) -> None:
-    """A node's process and its children. A number that another process has by now is left alone."""
+def _stop(pids: Sequence[int]) -> None:
+    """Processes of nodes, and their children. A number that another process has by now is left alone."""
     import psutil
 
-    try:
-        process = psutil.Process(pid)
-        if "tilewright.measure.pool.launch" not in process.cmdline():
-            return
-        children = process.children(recursive=True)
-        process.send_signal(signal.SIGTERM)
-        psutil.wait_procs([process], timeout=_STOP_SECONDS)
-        for each in (process, *children):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                each.kill()
-    except psutil.NoSuchProcess:
-        return
+    nodes, children = [], []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            if "tilewright.measure.pool.launch" in process.cmdline():
+                children += process.children(recursive=True)
+                process.send_signal(signal.SIGTERM)
+                nodes.append(process)
+    psutil.wait_procs(nodes, timeout=_STOP_SECONDS)
+    for each in (*nodes, *children):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()
 
 
 # -- addresses ---------------------------------------------------------------------------------------------------------
@@ -430,7 +429,7 @@ def _listens(address: str) -> bool:
     ip, _, port = address.rpartition(":")
     if not ip or not port.isdigit():
         raise PoolError(
-            f"{address!r} is no address of a pool", remedy="say HOST:PORT, as `pool up` printed it"
+            f"{address!r} is not the address of a pool", remedy="say HOST:PORT, as `pool up` printed it"
         )
     try:
         with socket.create_connection((ip, int(port)), timeout=2):

@@ -3,9 +3,9 @@
     build    any builder, the least busy first
     trial    a timer of the job's machine; its answer is kept there until the driver has it on disk (`acknowledge`)
     again    a node that dies, hangs or is in trouble: the work goes elsewhere, at most twice; what an abandoned
-             attempt still answers is dropped
-    aside    a worker that fails repeatedly, answers nonsense, or whose reference kernel drifts or disagrees with those
-             of its fellows gets no more work, with a reason
+             attempt still answers is dropped. Work that only waited there for its turn was not given yet
+    aside    a worker that fails or answers nonsense is left alone for a while, longer each time; one whose reference
+             kernel drifts or disagrees with those of its fellows gets no more work, with a reason
 
 `PoolRunner` is what the tuner asks (`tune.tuner.Measuring`), as it asks a local `Runner`.
 """
@@ -14,35 +14,40 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from tilewright.errors import MeasurementError
+from tilewright.measure.failed import Failed
+from tilewright.measure.jobs import Job, build_request
+from tilewright.measure.kernel_build import BuildKernel
+from tilewright.measure.kernel_job import KernelJob
 from tilewright.measure.pool.wire import (
     BuildAnswer,
     BuildRequest,
     Candidate,
+    PoolJob,
     RaceAnswer,
     RaceRequest,
     TrialAnswer,
     TrialRequest,
     encode,
+    pool_job,
     trial_name,
 )
 from tilewright.measure.pool.workers import Worker, Workers
 from tilewright.measure.runner import Measurement
-from tilewright.measure.trial import TaskJob
 from tilewright.space.registration import registering_modules
 from tilewright.space.space import Config
 
 GIVEN = 3  # times a piece of work is given out at most: once, and again at most twice
 _PER_WORKER = 2  # requests in flight: one that runs, one that is there when it ends
 _BUILD_SECONDS, _TRIAL_SECONDS = 120.0, 180.0  # after which a worker is taken to hang
-_STRIKES = 2  # attempts in a row that a worker may lose
 _TICK = 0.05
 _REFRESH_SECONDS = 5.0
 _DRIFT = 1.25  # times slower than at first, or than its fellows, the reference kernel may be
@@ -51,6 +56,7 @@ _DISPUTED = ("wrong", "crash")  # failures that a broken device would cause too:
 _SECOND_OPINION = "second opinion"
 _DRAINING = "draining"
 _KEPT_CODE = 512
+_KEPT_JOBS = 64
 _AHEAD = 2
 
 
@@ -71,9 +77,35 @@ class _Work:
 
 @dataclass
 class _Attempt:
+    """`previous`: what the worker was given before, and does first."""
+
     work: _Work
     worker: Worker
     deadline: float
+    previous: _Attempt | None = None
+    is_answered: bool = False
+    has_ended: bool = False
+
+    @property
+    def was_waiting(self) -> bool:
+        """Whether the worker had not come to it."""
+        return self.previous is not None and not self.previous.is_answered
+
+
+@dataclass
+class DeviceUse:
+    """What one device did for a run: trials, and seconds in which it was busy with them and with races."""
+
+    trials: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A job as it travels, and a Ray reference to the tensors of a kernel's launch."""
+
+    job: PoolJob
+    data: Any
 
 
 @dataclass(frozen=True)
@@ -92,7 +124,8 @@ class PoolRunner:
     """Measures configs on the devices of a pool.
 
     `user`: who shares the devices fairly with others. `seed`: of the validation inputs. `note`: is told what goes wrong
-    with nodes. `patience`: seconds after which a timer that does not answer is taken to hang.
+    with nodes. `patience`: seconds after which a timer that does not answer is taken to hang. `budget`: seconds of the
+    devices' time, all together; then nothing more is measured. `is_over`: whether the run is to end for another reason.
     """
 
     def __init__(
@@ -104,18 +137,22 @@ class PoolRunner:
         seed: int,
         note: Callable[[str], None] | None = None,
         patience: float = _TRIAL_SECONDS,
+        budget: float | None = None,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.patience = patience
+        self.patience, self.budget, self._is_over = patience, budget, is_over
         self.workers, self.threads, self.user, self.seed = workers, threads, user, seed
         self._note = note or (lambda message: None)
         self._queue: deque[_Work] = deque()
         self._running: dict[Any, _Attempt] = {}
-        self._code: dict[tuple[TaskJob, Config], Code | Measurement] = {}
-        self._ordered: set[tuple[TaskJob, Config]] = set()
+        self._last: dict[str, _Attempt] = {}  # by worker: what it was given last
+        self._sent: OrderedDict[Job, _Sent] = OrderedDict()
+        self._code: dict[tuple[Job, Config], Code | Measurement] = {}
+        self._ordered: set[tuple[Job, Config]] = set()
         self._answered_by: dict[str, Worker] = {}  # trials that are not acknowledged yet
         self._refreshed = time.monotonic()
         self.given_again = 0
-        self.use: Counter[str] = Counter()  # trials by device
+        self.use: dict[str, DeviceUse] = {}  # by device
 
     def __enter__(self) -> PoolRunner:
         return self
@@ -133,24 +170,31 @@ class PoolRunner:
     def ahead(self) -> int:
         return _AHEAD
 
+    @property
+    def spent(self) -> bool:
+        """Whether nothing more is to be measured."""
+        if self._is_over():
+            return True
+        return self.budget is not None and sum(use.seconds for use in self.use.values()) >= self.budget
+
     # -- what the tuner asks --------------------------------------------------------------------------------------
 
-    def expect(self, job: TaskJob) -> None:
+    def expect(self, job: Job) -> None:
         """Timers draw a job's inputs with its first trial."""
 
-    def prepare(self, job: TaskJob, configs: Sequence[Config]) -> None:
+    def prepare(self, job: Job, configs: Sequence[Config]) -> None:
         for config in configs:
             self._order_build(job, config)
         self._dispatch()
 
-    def build(self, job: TaskJob, configs: Sequence[Config]) -> None:
+    def build(self, job: Job, configs: Sequence[Config]) -> None:
         """Wait until these are built, or nobody could build them."""
         self.prepare(job, configs)
         self._work_off(lambda: not any((job, config) in self._ordered for config in configs), _ignore, None)
 
     def measure(
         self,
-        job: TaskJob,
+        job: Job,
         configs: Sequence[Config],
         *,
         best: float | None = None,
@@ -183,13 +227,13 @@ class PoolRunner:
         self._forget_code()
         return [found[config] for config in configs if config in found]
 
-    def race(self, job: TaskJob, configs: Sequence[Config], seconds: float) -> list[list[float]]:
+    def race(self, job: Job, configs: Sequence[Config], seconds: float) -> list[list[float]]:
         """Interleaved on one device each: the first config races on all of them, and makes their times comparable."""
         self.build(job, configs)
         running = [config for config in configs if isinstance(self._code.get((job, config)), Code)]
         if not running:
             return [[] for _ in configs]
-        devices = max(1, len(self.workers.timers(job.described)))
+        devices = max(1, len(self.workers.timers(self._as_sent(job).job.described)))
         anchor, others = running[0], running[1:]
         groups = [[anchor, *others[start::devices]] for start in range(min(devices, max(1, len(others))))]
         raced: list[Mapping[Config, tuple[float, ...]]] = []
@@ -214,12 +258,19 @@ class PoolRunner:
 
     # -- kinds of work --------------------------------------------------------------------------------------------
 
-    def _order_build(self, job: TaskJob, config: Config) -> None:
+    def _order_build(self, job: Job, config: Config) -> None:
         key = (job, config)
         if key in self._code or key in self._ordered:
             return
         self._ordered.add(key)
-        request = encode(BuildRequest(job, config, tuple(registering_modules())))
+        modules = tuple(registering_modules())
+        asked = build_request(job, config, modules)
+        if isinstance(asked, Failed):  # the user's function of the grid fails here
+            self._ordered.discard(key)
+            self._code[key] = Measurement(config, failure=asked.kind, message=asked.message)
+            return
+        grid = asked.grid if isinstance(asked, BuildKernel) else (1, 1, 1)
+        request = encode(BuildRequest(self._as_sent(job).job, config, modules, grid))
         code: list[Any] = []
 
         def begin(worker: Worker) -> Any:
@@ -241,13 +292,15 @@ class PoolRunner:
         self._queue.append(_Work(key, begin, done, None, _BUILD_SECONDS))
 
     def _trial(
-        self, job: TaskJob, config: Config, code: Code, best: float | None, found: dict[Config, Measurement]
+        self, job: Job, config: Config, code: Code, best: float | None, found: dict[Config, Measurement]
     ) -> _Work:
-        name = trial_name(job, config, self.seed)
-        request = encode(TrialRequest(name, self.user, job, Candidate(config, code.seal), self.seed, best))
+        sent = self._as_sent(job)
+        name = trial_name(sent.job, config, self.seed)
+        candidate = Candidate(config, code.seal)
+        request = encode(TrialRequest(name, self.user, sent.job, candidate, self.seed, best))
 
         def begin(worker: Worker) -> Any:
-            return worker.ask("trial", request, code.reference)
+            return worker.ask("trial", request, code.reference, sent.data)
 
         def done(worker: Worker, answer: bytes) -> str:
             reply = msgspec.msgpack.decode(answer, type=TrialAnswer)
@@ -255,7 +308,7 @@ class PoolRunner:
                 return reply.trouble
             if reply.trial != name or reply.measurement is None or reply.measurement.config != config:
                 return "it answered another question"
-            self.use[worker.device] += 1
+            self._used(worker, 1, reply.busy)
             self._watch(worker, reply.reference)
             if reply.measurement.failure in _DISPUTED and work.failed_on is None and self._fellows(worker):
                 work.failed_on = worker
@@ -266,22 +319,24 @@ class PoolRunner:
             self._answered_by[name] = worker
             return ""
 
-        work = _Work((job, config), begin, done, job.described, self.patience)
+        work = _Work((job, config), begin, done, sent.job.described, self.patience)
         return work
 
     def _race(
         self,
-        job: TaskJob,
+        job: Job,
         configs: Sequence[Config],
         seconds: float,
         raced: list[Mapping[Config, tuple[float, ...]]],
     ) -> _Work:
         codes = [self._code[job, config] for config in configs]
         candidates = tuple(Candidate(c, code.seal) for c, code in zip(configs, codes, strict=True))  # type: ignore[union-attr]
-        request = encode(RaceRequest(self.user, job, candidates, self.seed, seconds))
+        sent = self._as_sent(job)
+        request = encode(RaceRequest(self.user, sent.job, candidates, self.seed, seconds))
 
         def begin(worker: Worker) -> Any:
-            return worker.ask("race", request, *(code.reference for code in codes))  # type: ignore[union-attr]
+            references = [code.reference for code in codes]  # type: ignore[union-attr]
+            return worker.ask("race", request, sent.data, *references)
 
         def done(worker: Worker, answer: bytes) -> str:
             reply = msgspec.msgpack.decode(answer, type=RaceAnswer)
@@ -289,10 +344,27 @@ class PoolRunner:
                 return reply.trouble
             if len(reply.times) != len(configs):
                 return "it answered another question"
+            self._used(worker, 0, reply.busy)
             raced.append(dict(zip(configs, reply.times, strict=True)))
             return ""
 
-        return _Work((job, tuple(configs)), begin, done, job.described, self.patience + seconds)
+        return _Work((job, tuple(configs)), begin, done, sent.job.described, self.patience + seconds)
+
+    def _as_sent(self, job: Job) -> _Sent:
+        """The tensors of a launch are in the pool's object store once, whoever needs them."""
+        found = self._sent.pop(job, None)
+        if found is None:
+            data = Path(job.spec.data).read_bytes() if isinstance(job, KernelJob) else b""
+            found = _Sent(pool_job(job, data), self.workers.stored(data) if data else data)
+        self._sent[job] = found
+        while len(self._sent) > _KEPT_JOBS:
+            self._sent.popitem(last=False)
+        return found
+
+    def _used(self, worker: Worker, trials: int, seconds: float) -> None:
+        use = self.use.setdefault(worker.device, DeviceUse())
+        use.trials += trials
+        use.seconds += seconds
 
     # -- giving work out ------------------------------------------------------------------------------------------
 
@@ -300,7 +372,7 @@ class PoolRunner:
         self, is_done: Callable[[], bool], give_up: Callable[[_Work], None], deadline: float | None
     ) -> None:
         while not is_done():
-            if deadline is not None and time.monotonic() > deadline:
+            if deadline is not None and (self.spent or time.monotonic() > deadline):
                 self._queue = deque(work for work in self._queue if work.timers is None)
                 return
             self._dispatch()
@@ -308,25 +380,34 @@ class PoolRunner:
                 self._stuck()
             for attempt, answer in self._answers():
                 self._take(attempt, answer, give_up)
-            if time.monotonic() - self._refreshed > _REFRESH_SECONDS:
+            if time.monotonic() - self._refreshed > (_TICK if self.workers.has_news else _REFRESH_SECONDS):
                 self._refresh()
 
     def _dispatch(self) -> None:
         """What waits, to workers that have room."""
         load = Counter(attempt.worker.name for attempt in self._running.values())
+        able: dict[str | None, list[Worker]] = {}  # by device: workers with room
         for _ in range(len(self._queue)):
             work = self._queue.popleft()
-            able = self.workers.builders() if work.timers is None else self.workers.timers(work.timers)
+            if work.timers not in able:
+                able[work.timers] = self._able(work)
+            room = able[work.timers] = [w for w in able[work.timers] if load[w.name] < _PER_WORKER]
             tried = {*work.lost, *(() if work.failed_on is None else (work.failed_on.name,))}
-            fresh = [worker for worker in able if worker.name not in tried] or able
-            free = [worker for worker in fresh if load[worker.name] < _PER_WORKER]
+            untried = {w.name for w in self._able(work)} - tried if tried else set()
+            free = [worker for worker in room if not untried or worker.name in untried]
             if not free:
                 self._queue.append(work)
                 continue
             worker = min(free, key=lambda each: load[each.name])
             load[worker.name] += 1
-            attempt = _Attempt(work, worker, time.monotonic() + work.seconds)
+            last = self._last.get(worker.name)
+            previous = None if last is None or last.has_ended else last
+            attempt = _Attempt(work, worker, time.monotonic() + work.seconds, previous)
+            self._last[worker.name] = attempt
             self._running[work.begin(worker)] = attempt
+
+    def _able(self, work: _Work) -> list[Worker]:
+        return self.workers.builders() if work.timers is None else self.workers.timers(work.timers)
 
     def _answers(self) -> Iterable[tuple[_Attempt, Any]]:
         """Attempts that ended, each with its answer or the exception that took its place."""
@@ -342,6 +423,7 @@ class PoolRunner:
 
     def _take(self, attempt: _Attempt, answer: Any, give_up: Callable[[_Work], None]) -> None:
         worker, work = attempt.worker, attempt.work
+        attempt.is_answered, attempt.has_ended = not isinstance(answer, BaseException), True
         if isinstance(answer, BaseException):
             trouble = f"{type(answer).__name__}: {answer}".splitlines()[0]
         else:
@@ -350,7 +432,7 @@ class PoolRunner:
             except (msgspec.DecodeError, msgspec.ValidationError, TypeError) as error:
                 trouble = f"it answered nonsense: {error}"
         if not trouble:
-            worker.strikes = 0
+            self.workers.forgive(worker)
             return
         if trouble == _SECOND_OPINION:
             self._queue.append(work)
@@ -360,10 +442,9 @@ class PoolRunner:
         else:
             if isinstance(answer, TimeoutError):
                 self.workers.restart(worker)
-            worker.strikes += 1
-            if worker.strikes >= _STRIKES or not isinstance(answer, BaseException):
-                self._set_aside(worker, trouble, for_good=False)
-            work.lost.append(worker.name)
+            if not attempt.was_waiting:
+                work.lost.append(worker.name)
+            self._set_aside(worker, trouble, for_good=False)
         if len(work.lost) < GIVEN:
             self.given_again += 1
             self._queue.append(work)
@@ -376,8 +457,7 @@ class PoolRunner:
         """Nobody can do what waits: MeasurementError unless a new look at the pool finds somebody."""
         self._refresh()
         for work in self._queue:
-            able = self.workers.builders() if work.timers is None else self.workers.timers(work.timers)
-            if able:
+            if self._able(work):
                 return
             if (pause := self.workers.next_back) is not None:
                 time.sleep(min(pause, _REFRESH_SECONDS) + _TICK)
@@ -391,7 +471,7 @@ class PoolRunner:
 
     def _refresh(self) -> None:
         self._refreshed = time.monotonic()
-        for name, reason in self.workers.refresh().items():
+        for name, reason in self.workers.refresh(0.0).items():
             self._note(f"{name} is not used: {reason}")
 
     # -- devices that cannot be trusted ---------------------------------------------------------------------------

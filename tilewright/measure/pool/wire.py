@@ -1,7 +1,8 @@
 """What travels between the driver of a pool and its nodes: plain data as msgspec bytes, never pickled code.
 
 Object code goes from a builder to a timer as `Made` in bytes, with a seal: an HMAC of the job, the config and the code
-with a key that follows from the pool's token. A timer loads nothing else.
+with a key that follows from the pool's token. A timer loads nothing else. The tensors of a kernel's launch go alongside
+as bytes, with their digest in the job.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import hmac
 
 import msgspec
 
+from tilewright.measure.jobs import Job
+from tilewright.measure.kernel_job import Grid3, KernelSpec
 from tilewright.measure.runner import Measurement
 from tilewright.measure.trial import TaskJob
 from tilewright.space.space import Config
@@ -28,12 +31,47 @@ class Hello(msgspec.Struct, frozen=True):
     label: str = ""  # of the device, such as "cpu:znver4"; "" for a builder
     machine: str = ""  # the device's description, as `hw.machine.to_text` writes it
     pseudo: bool = False  # a stand-in for a device: its times are not those of a machine
+    network: bool = True  # whether what it runs can reach a network
+
+
+class PoolJob(msgspec.Struct, frozen=True):
+    """A task, or a launch of a kernel. `digest`: of the bytes of the launch's tensors, which come alongside."""
+
+    task: TaskJob | None = None
+    kernel: KernelSpec | None = None
+    digest: bytes = b""
+
+    @property
+    def described(self) -> str:
+        """The machine that it is for."""
+        return self._either.described
+
+    @property
+    def threads(self) -> int:
+        return self._either.threads
+
+    @property
+    def _either(self) -> TaskJob | KernelSpec:
+        found = self.task if self.kernel is None else self.kernel
+        if found is None:
+            raise msgspec.ValidationError("a job is a task or a kernel, and this is neither")
+        return found
+
+
+def pool_job(job: Job, data: bytes = b"") -> PoolJob:
+    """`data`: the bytes of the tensors of a kernel's launch. The file that holds them here has no meaning there."""
+    if isinstance(job, TaskJob):
+        return PoolJob(task=job)
+    return PoolJob(kernel=msgspec.structs.replace(job.spec, data=""), digest=hashlib.sha256(data).digest())
 
 
 class BuildRequest(msgspec.Struct, frozen=True):
-    job: TaskJob
+    """`grid`: of a kernel's launch with this config."""
+
+    job: PoolJob
     config: Config
     modules: tuple[str, ...] = ()
+    grid: Grid3 = (1, 1, 1)
 
 
 class BuildAnswer(msgspec.Struct, frozen=True):
@@ -53,24 +91,25 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class TrialRequest(msgspec.Struct, frozen=True):
-    """Check and time one candidate, on validation inputs of this seed. `trial` names it: a timer that is asked for a
-    trial again answers what it found the first time, until that is acknowledged."""
+    """Check and time one candidate, on validation inputs of this seed. `trial` is its name. If a timer
+    receives the same trial again, it sends its first answer again, until that answer is acknowledged."""
 
     trial: str
     user: str
-    job: TaskJob
+    job: PoolJob
     candidate: Candidate
     seed: int
     best: float | None = None
 
 
 class TrialAnswer(msgspec.Struct, frozen=True):
-    """`reference`: seconds of the reference kernel alongside; `trouble`: the node's, and the trial is given to
-    another."""
+    """The answer to a `TrialRequest`. `reference`: seconds of the reference kernel, timed alongside. `busy`: seconds
+    that the device was used. `trouble`: the node failed, and another node gets the trial."""
 
     trial: str
     measurement: Measurement | None = None
     reference: float = 0.0
+    busy: float = 0.0
     trouble: str = ""
 
 
@@ -78,7 +117,7 @@ class RaceRequest(msgspec.Struct, frozen=True):
     """Time candidates interleaved, for about so many seconds together."""
 
     user: str
-    job: TaskJob
+    job: PoolJob
     candidates: tuple[Candidate, ...]
     seed: int
     seconds: float
@@ -86,6 +125,7 @@ class RaceRequest(msgspec.Struct, frozen=True):
 
 class RaceAnswer(msgspec.Struct, frozen=True):
     times: tuple[tuple[float, ...], ...] = ()
+    busy: float = 0.0
     trouble: str = ""
 
 
@@ -97,10 +137,10 @@ def seal_key(token: str) -> bytes:
     return hmac.new(token.encode(), b"object code of a tilewright pool", hashlib.sha256).digest()
 
 
-def seal(key: bytes, job: TaskJob, config: Config, code: bytes) -> bytes:
+def seal(key: bytes, job: PoolJob, config: Config, code: bytes) -> bytes:
     what = msgspec.msgpack.encode((job, config)) + hashlib.sha256(code).digest()
     return hmac.new(key, what, hashlib.sha256).digest()
 
 
-def trial_name(job: TaskJob, config: Config, seed: int) -> str:
+def trial_name(job: PoolJob, config: Config, seed: int) -> str:
     return hashlib.sha256(msgspec.msgpack.encode((job, config, seed))).hexdigest()[:24]

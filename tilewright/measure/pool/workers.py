@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -33,8 +33,7 @@ class Worker:
     name: str
     handle: Any
     hello: Hello
-    strikes: int = 0
-    references: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    references: deque[float]  # times of its reference kernel, also from before it was away
 
     @property
     def is_timer(self) -> bool:
@@ -69,6 +68,13 @@ class Worker:
         self.ask(method, *arguments)
 
 
+@dataclass(frozen=True)
+class _Greeting:
+    name: str
+    handle: Any
+    deadline: float
+
+
 class Workers:
     """Everyone in the pool that this process is connected to."""
 
@@ -77,11 +83,14 @@ class Workers:
         self.aside: dict[str, str] = {}  # why they get no work
         self._back: dict[str, float] = {}  # when those may be asked again that only had trouble
         self._troubles: Counter[str] = Counter()
+        self._references: dict[str, deque[float]] = {}
+        self._greetings: dict[Any, _Greeting] = {}  # by reference: who was greeted and has not answered yet
         self._label = ""  # of the device that was chosen
         self.warnings: list[str] = []
 
-    def refresh(self) -> dict[str, str]:
-        """Look who is there now. Those that were newly found unusable, with the reason."""
+    def refresh(self, wait: float = _HELLO_SECONDS) -> dict[str, str]:
+        """Look who is there now. Those that were newly found unusable, with the reason. Who is new is greeted; a
+        greeting that is not answered within `wait` seconds is looked at next time."""
         import ray
         from ray.util import list_named_actors
 
@@ -90,56 +99,89 @@ class Workers:
             for each in list_named_actors(all_namespaces=True)
             if each["namespace"] == NAMESPACE and each["name"].startswith(("builder/", "timer/"))
         }
+        now = time.monotonic()
         for name in [name for name in self._known if name not in names]:
             del self._known[name]
-        for name in [name for name, when in self._back.items() if when <= time.monotonic()]:
+        for name in [name for name, when in self._back.items() if when <= now]:
             del self._back[name]
             self.aside.pop(name, None)
-        new: dict[Any, tuple[str, Any]] = {}
-        for name in sorted(names - set(self._known) - set(self.aside)):
+        greeted = {greeting.name for greeting in self._greetings.values()}
+        for name in sorted(names - set(self._known) - set(self.aside) - greeted):
             try:
                 handle = ray.get_actor(name, namespace=NAMESPACE)
-                new[handle.hello.remote()] = (name, handle)
+                self._greetings[handle.hello.remote()] = _Greeting(name, handle, now + _HELLO_SECONDS)
             except (ValueError, ray.exceptions.RayError):
                 continue  # gone since
         found: dict[str, str] = {}
-        ready, late = ray.wait(list(new), num_returns=len(new), timeout=_HELLO_SECONDS) if new else ([], [])
-        for reference in ready:
-            name, handle = new[reference]
-            try:
-                hello = msgspec.msgpack.decode(ray.get(reference), type=Hello)
-            except (ray.exceptions.RayError, msgspec.MsgspecError) as error:
-                found[name] = f"it does not answer: {str(error).splitlines()[0]}"
-                continue
-            if hello.version != VERSION:
-                found[name] = f"{hello.host} has tilewright {hello.version}, the driver {VERSION}"
-                continue
-            if abs(hello.clock - time.time()) > _CLOCK_SECONDS:
-                off = hello.clock - time.time()
-                self.warnings.append(
-                    f"the clock of {hello.host} is off by {off:.0f} s; records have the driver's"
-                )
-            self._known[name] = Worker(name, handle, hello)
-        for reference in late:
-            found[new[reference][0]] = f"no answer within {_HELLO_SECONDS:.0f} s"
+        for reference in self._answered(wait):
+            greeting = self._greetings.pop(reference)
+            if reason := self._met(greeting, self.answer(reference)):
+                found[greeting.name] = reason
+        for reference, greeting in list(self._greetings.items()):
+            if time.monotonic() > greeting.deadline or wait >= _HELLO_SECONDS:
+                del self._greetings[reference]
+                found[greeting.name] = f"no answer within {_HELLO_SECONDS:.0f} s"
         for name, reason in found.items():
             self.aside[name] = reason
             if "has tilewright" not in reason:
-                self._back[name] = time.monotonic() + _MAX_PAUSE
+                self._pause(name)
         return found
+
+    def _pause(self, name: str) -> None:
+        """It may be asked again after a while, which is longer each time."""
+        self._troubles[name] += 1
+        pause = min(_MAX_PAUSE, _PAUSE * 2 ** (self._troubles[name] - 1))
+        self._back[name] = time.monotonic() + pause
+
+    def _answered(self, wait: float) -> list[Any]:
+        """References of greetings that were answered, after waiting for all of them for so long."""
+        import ray
+
+        if not self._greetings:
+            return []
+        ready, _ = ray.wait(list(self._greetings), num_returns=len(self._greetings), timeout=wait)
+        return list(ready)
+
+    def _met(self, greeting: _Greeting, answer: Any) -> str:
+        """Take up a worker that answered; or why not."""
+        try:
+            if isinstance(answer, BaseException):
+                return f"it does not answer: {str(answer).splitlines()[0]}"
+            hello = msgspec.msgpack.decode(answer, type=Hello)
+        except msgspec.MsgspecError as error:
+            return f"it does not answer: {error}"
+        if hello.version != VERSION:
+            return f"{hello.host} has tilewright {hello.version}, the driver {VERSION}"
+        off = hello.clock - time.time()
+        if abs(off) > _CLOCK_SECONDS:
+            self.warnings.append(
+                f"the clock of {hello.host} is off by {off:.0f} s; records have the driver's"
+            )
+        remembered = self._references.setdefault(greeting.name, deque(maxlen=_REMEMBERED))
+        self._known[greeting.name] = Worker(greeting.name, greeting.handle, hello, remembered)
+        return ""
+
+    @property
+    def has_news(self) -> bool:
+        """Whether somebody was greeted, or may be asked again."""
+        return bool(self._greetings) or self.next_back == 0.0
 
     def set_aside(self, worker: Worker, reason: str, *, for_good: bool) -> None:
         """No more work for it; not `for_good`: for a while, longer each time."""
         self.aside[worker.name] = reason
         self._known.pop(worker.name, None)
         if not for_good:
-            self._troubles[worker.name] += 1
-            pause = min(_MAX_PAUSE, _PAUSE * 2 ** (self._troubles[worker.name] - 1))
-            self._back[worker.name] = time.monotonic() + pause
+            self._pause(worker.name)
+
+    def forgive(self, worker: Worker) -> None:
+        """It did a piece of work: its next pause is a short one again."""
+        self._troubles.pop(worker.name, None)
 
     @property
     def next_back(self) -> float | None:
-        """Seconds until the first of those that had trouble may be asked again."""
+        """Seconds until the first of those that had trouble may be asked again, or answers a greeting."""
+        if self._greetings:
+            return _PAUSE / 10
         return max(0.0, min(self._back.values()) - time.monotonic()) if self._back else None
 
     def restart(self, worker: Worker) -> None:
@@ -161,8 +203,9 @@ class Workers:
         ]
 
     def choose(self, label: str | None) -> str:
-        """Use timers of this device alone: its description. PoolError where nobody has it. Of machines of one label
+        """Use timers of this device alone: its description. Raises PoolError if nobody has it. Of machines of one label
         that differ, the most frequent kind is taken; `label#variant` names one."""
+        self._label = ""
         wanted, _, variant = (label or "").partition("#")
         able = [
             w
@@ -198,6 +241,12 @@ class Workers:
             return []
         ready, _ = ray.wait(references, num_returns=len(references), timeout=0, fetch_local=False)
         return list(ready)
+
+    def stored(self, data: bytes) -> Any:
+        """A reference to these bytes in the object store."""
+        import ray
+
+        return ray.put(data)
 
     def answer(self, reference: Any) -> Any:
         """What came, or the exception that took its place."""

@@ -27,6 +27,11 @@ def _driver() -> Any:
     return driver
 
 
+def driver() -> Any:
+    """The driver's bindings; MissingDependencyError without them."""
+    return _driver()
+
+
 def checked(call: str, answer: tuple[Any, ...]) -> Any:
     """The results of a driver function, after checking its status."""
     status, *values = answer

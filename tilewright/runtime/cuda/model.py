@@ -104,4 +104,5 @@ class GpuModel(CompiledModel):
 
     def __repr__(self) -> str:
         where = self.plan.target["cpu"]
-        return f"<GpuModel {self.signature}, {len(self.plan.steps)} steps, {where}>"
+        steps = len(self.plan.steps)
+        return f"<GpuModel {self.signature}, {steps} step{'s' if steps != 1 else ''}, {where}>"

@@ -20,7 +20,7 @@ from tilewright.runtime.plan import Step
 
 
 def check_target(target: dict[str, Any]) -> None:
-    """ArtifactMachineError unless this machine can be the host."""
+    """Raise ArtifactMachineError unless this machine can be the host."""
     host.check({**target, "triple": str(target["triple"]).removeprefix(f"{KIND}-")})
 
 

@@ -242,10 +242,10 @@ class Instruction:
 
 
 def make(name: str, **values: int) -> Instruction:
-    """The instruction of this name; fields that are not given are 0. InstructionError for what cannot be encoded."""
+    """The instruction of this name; other fields are 0. Raises InstructionError for what cannot be encoded."""
     opcode = BY_NAME.get(name)
     if opcode is None:
-        raise InstructionError(f"there is no instruction {name!r}; there are: {', '.join(sorted(BY_NAME))}")
+        raise InstructionError(f"the instruction must be one of {', '.join(sorted(BY_NAME))}, got {name!r}")
     unknown = [field for field in values if field not in opcode.position]
     if unknown:
         raise InstructionError(
@@ -284,7 +284,7 @@ def encode(program: Iterable[Instruction]) -> np.ndarray:
 
 
 def decode(words: np.ndarray) -> list[Instruction]:
-    """The program of these words; InstructionError where one is not an instruction's."""
+    """The program of these words; raises InstructionError if one is not an instruction's."""
     if words.dtype != np.uint64 or words.ndim != 2 or words.shape[1] != 3:
         raise InstructionError(
             f"a program is rows of three 64-bit words, got {words.dtype} of shape {words.shape}"
@@ -296,7 +296,7 @@ def _decoded(at: int, first: int, *registers: int) -> Instruction:
     function = first >> 25
     opcode = _BY_CODE.get((function, registers[0] & 3 if function == 0 else None))
     if first & 0x7F != CUSTOM_3 or opcode is None:
-        raise InstructionError(f"instruction {at}: the word {first:#x} is no instruction of Gemmini")
+        raise InstructionError(f"instruction {at}: the word {first:#x} is not an instruction of Gemmini")
     values = tuple(registers[f.word - 1] >> f.low & (1 << f.bits) - 1 for f in opcode.fields)
     found = Instruction(opcode, values)
     if found.words() != (first, *registers):
@@ -325,7 +325,7 @@ def _shown(name: str, value: int) -> str:
 
 
 def verify(program: Sequence[Instruction], machine: Array) -> None:
-    """InstructionError for the first instruction that the machine cannot execute, by its position."""
+    """Raise InstructionError for the first instruction that the machine cannot execute, by its position."""
     state = _Checked(machine)
     for at, instruction in enumerate(program):
         try:
@@ -532,7 +532,7 @@ class Convolution:
 
     @property
     def height(self) -> int:
-        """Of the data under all windows, padding included."""
+        """The height of the data under all windows, padding included."""
         return (self.out_rows - 1) * self.stride + self.kernel_rows
 
     @property

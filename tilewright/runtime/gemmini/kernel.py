@@ -56,14 +56,14 @@ def is_accelerated(code: bytes) -> bool:
 
 
 class AcceleratorKernel:
-    """CodegenError where the code is none, or its regions do not lie in its DRAM."""
+    """Raise CodegenError if the code is none, or its regions do not lie in its DRAM."""
 
     def __init__(self, code: bytes, symbol: str) -> None:
         self.symbol = symbol
         self.code = code
         begin = len(_MAGIC) + _LENGTH.size
         if not is_accelerated(code) or len(code) < begin:
-            raise CodegenError(f"{symbol[:80]!r} is no program of Gemmini")
+            raise CodegenError(f"{symbol[:80]!r} is not a program for Gemmini")
         (length,) = _LENGTH.unpack_from(code, len(_MAGIC))
         words = code[begin + length :]
         try:
@@ -87,7 +87,7 @@ class AcceleratorKernel:
         return found
 
     def check(self) -> None:
-        """CodegenError where the machine cannot execute it."""
+        """Raise CodegenError if the machine cannot execute it."""
         try:
             assert self.program is not None
         except TilewrightError as error:

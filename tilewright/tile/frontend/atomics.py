@@ -21,18 +21,26 @@ def _atomic(kind: str, what: str) -> Builtin:
     return Builtin(atomic, f"atomic_{kind}")
 
 
-atomic_max = _atomic("max", "Replaces an i32 or i64 in memory by the greater of it and the value")
-atomic_min = _atomic("min", "Replaces an i32 or i64 in memory by the smaller of it and the value")
-atomic_and = _atomic("and", "Replaces an i32 or i64 in memory by its bitwise and with the value")
-atomic_or = _atomic("or", "Replaces an i32 or i64 in memory by its bitwise or with the value")
-atomic_xor = _atomic("xor", "Replaces an i32 or i64 in memory by its bitwise exclusive or with the value")
-atomic_xchg = _atomic("xchg", "Replaces an i32, i64, f32 or f64 in memory by the value")
+atomic_max = _atomic(
+    "max", "Replaces an integer of 32 or 64 bits in memory by the greater of it and the value"
+)
+atomic_min = _atomic(
+    "min", "Replaces an integer of 32 or 64 bits in memory by the smaller of it and the value"
+)
+atomic_and = _atomic(
+    "and", "Replaces an integer of 32 or 64 bits in memory by its bitwise and with the value"
+)
+atomic_or = _atomic("or", "Replaces an integer of 32 or 64 bits in memory by its bitwise or with the value")
+atomic_xor = _atomic(
+    "xor", "Replaces an integer of 32 or 64 bits in memory by its bitwise exclusive or with the value"
+)
+atomic_xchg = _atomic("xchg", "Replaces an integer or float of 32 or 64 bits in memory by the value")
 
 
 @builtin
 def atomic_cas(b: Builder, pointer: Any, expected: Any, value: Any) -> Value:
-    """Where an i32 or i64 in memory is `expected`, replaces it by the value, as one indivisible step; gives the values
-    from before."""
+    """Where an integer of 32 or 64 bits in memory is `expected`, replaces it by the value, as one indivisible step;
+    gives the values from before."""
     pointers, given = written(b, pointers_of(b, pointer, "atomic_cas", ()), value, None)
     wanted = b.broadcast(converted(b, expected, tile_type(pointers).dtype), tile_type(pointers).shape)
     return b.emit("atomic_cas", pointers, wanted, given)

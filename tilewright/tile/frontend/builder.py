@@ -18,24 +18,29 @@ from tilewright.tile.ir import BlockPointerType, Node, Op, Pointer, TileType, Ty
 from tilewright.tile.op import BOOL, F32, I32, I64, check_shape
 from tilewright.tile.ops import OPS, broadcast_shapes
 
-_FLOATS = (DType.F16, DType.BF16, DType.F32, DType.F64)
-_INTEGERS = (DType.U8, DType.I8, DType.I16, DType.I32, DType.I64)
-
 
 def promote(a: DType, b: DType) -> DType:
     """The type of an operation on both: the narrowest that holds every number of each, and the float of a float and an
-    integer."""
+    integer. KernelTypeError for u64 and a signed integer, which none holds."""
     if a is b:
         return a
     if a.is_float or b.is_float:
         if not (a.is_float and b.is_float):
             return a if a.is_float else b
         return F32 if a.bytes == b.bytes else max(a, b, key=lambda each: each.bytes)
-    if {a, b} == {DType.U8, DType.I8}:
-        return DType.I16
     if BOOL in (a, b):
         return b if a is BOOL else a
-    return max(a, b, key=lambda each: each.bytes)
+    if a.is_unsigned is b.is_unsigned:
+        return max(a, b, key=lambda each: each.bytes)
+    unsigned, signed = (a, b) if a.is_unsigned else (b, a)
+    if unsigned.bytes < signed.bytes:
+        return signed
+    if unsigned is DType.U64:
+        raise KernelTypeError(
+            f"no integer type holds all numbers of {a.short} and {b.short}",
+            remedy="convert one of them with .to(...), as to tl.int64 or tl.uint64",
+        )
+    return {DType.U8: DType.I16, DType.U16: I32, DType.U32: I64}[unsigned]
 
 
 def literal_type(value: bool | int | float) -> DType:

@@ -14,10 +14,15 @@ class Builtin:
     """A function of the language. Its implementation takes the builder first, and what the user passes then."""
 
     def __init__(
-        self, implementation: Callable[..., Any], name: str, outside: Callable[..., Any] | None = None
+        self,
+        implementation: Callable[..., Any],
+        name: str,
+        outside: Callable[..., Any] | None = None,
+        takes_functions: bool = False,
     ) -> None:
         self.implementation = implementation
         self.outside = outside  # what a call outside of kernels does, as in the function of a grid
+        self.takes_functions = takes_functions  # of the user's, which a call in the implementation compiles
         self.__name__ = name
         self.__doc__ = implementation.__doc__
         parameters = list(inspect.signature(implementation).parameters.values())[1:]

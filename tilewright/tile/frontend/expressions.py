@@ -365,8 +365,17 @@ class Expressions:
             kwargs[keyword.arg] = self.evaluate(keyword.value)
         return self.call(function, args, kwargs)
 
+    def compiled(self, argument: Any) -> Any:
+        """A function of the user's as one that compiles a call of it."""
+        if not callable(argument):
+            return argument
+        return lambda *values: self.call(argument, list(values), {})
+
     def call(self, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if isinstance(function, Builtin):
+            if function.takes_functions:
+                args = [self.compiled(each) for each in args]
+                kwargs = {name: self.compiled(each) for name, each in kwargs.items()}
             return function.apply(self.b, tuple(args), kwargs)
         if isinstance(function, Method):
             return function.function.apply(self.b, (function.value, *args), kwargs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +62,14 @@ def lookup(function: Any, name: str) -> tuple[bool, Any]:
     return name in names, names.get(name)
 
 
+Captured = Sequence[tuple[Callable[..., Any], str, Any]]  # function, name, value
+
+
+def is_current(captured: Captured) -> bool:
+    """Whether names from outside of a kernel still have the values that became constants in it."""
+    return all(lookup(function, name) == (True, value) for function, name, value in captured)
+
+
 def read(function: Callable[..., Any]) -> FunctionSource:
     """Raises KernelSyntaxError where the function has no source or takes what kernels cannot take."""
     name = getattr(function, "__name__", "kernel")
@@ -78,7 +86,7 @@ def read(function: Callable[..., Any]) -> FunctionSource:
     except SyntaxError:
         tree = None
     if not isinstance(tree, ast.FunctionDef):
-        raise KernelSyntaxError(f"{name} is no function made by def", remedy="decorate a plain def")
+        raise KernelSyntaxError(f"{name} is not a function made by def", remedy="decorate a plain def")
     indent = len(lines[0]) - len(lines[0].lstrip())
     file = inspect.getsourcefile(function) or "<unknown>"
     source = FunctionSource(

@@ -62,7 +62,7 @@ class AxisInfo:
 
 @dataclass(frozen=True)
 class BlockInfo:
-    """Of a block pointer: its scalars, as `make_block_ptr` takes them."""
+    """The scalars of a block pointer, as `make_block_ptr` takes them."""
 
     base: AxisInfo
     shape: tuple[AxisInfo, ...]
@@ -92,7 +92,7 @@ def analyse_axes(program: TileProgram, facts: Facts | None = None) -> Mapping[Va
 
 
 def block_pointer_axes(pointer: BlockInfo, type: BlockPointerType) -> AxisInfo:
-    """Of the addresses of a block."""
+    """The facts about the addresses of a block."""
     rank, size = len(type.block), type.dtype.bytes
     contiguity, constancy, divisors = [], [], []
     # What divides the address of the block's first element, and what each step along an axis adds.

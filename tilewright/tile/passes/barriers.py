@@ -76,6 +76,8 @@ class _Walker:
         if step in self.found or self._needs(step, state):
             self.found.add(step)
             state = _State()
+        if step.barrier:
+            return _State()
         return _State(state.read | set(step.reads), state.written | set(step.writes))
 
     def _needs(self, step: Step, state: _State) -> bool:

@@ -59,7 +59,7 @@ def access_elements(
 
 
 def run_bytes(layout: Layout, shape: Sequence[int], pointers: AxisInfo, size: int, vector: int) -> int:
-    """Of neighbouring bytes that one instruction of a warp accesses together."""
+    """The number of neighbouring bytes that one instruction of a warp accesses together."""
     if not shape:
         return size
     axis = axis_order(shape, pointers)[0]

@@ -103,7 +103,7 @@ def distributed(order: Sequence[int], vector: int, warps: int) -> Layout:
 
 
 def uniform(warps: int) -> Layout:
-    """Of a scalar: every thread has it."""
+    """The layout of a scalar: every thread has it."""
     return Layout((), (REPLICATED,) * LANES, (REPLICATED,) * warps)
 
 
@@ -111,7 +111,7 @@ def uniform(warps: int) -> Layout:
 
 
 def transposed_bits(shape: Sequence[int], order: Sequence[int]) -> dict[int, int]:
-    """Of an operand of this shape."""
+    """The bits of an operand of this shape after its axes are permuted."""
     after = tuple(shape[axis] for axis in order)
     return {
         old: new

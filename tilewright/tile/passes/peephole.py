@@ -143,7 +143,7 @@ def _holds(narrow: DType, wide: DType) -> bool:
         return True
     if narrow.is_float or wide.is_float:
         return (narrow, wide) in _WIDER_FLOATS
-    signed = DType.U8 not in (narrow, wide) or narrow is DType.U8
+    signed = narrow.is_unsigned or not wide.is_unsigned
     return wide.bytes > narrow.bytes and signed and BOOL not in (narrow, wide)
 
 

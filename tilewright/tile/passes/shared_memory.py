@@ -25,12 +25,13 @@ class SharedBuffer:
     what: str = ""
     where: SourceLocation | None = None
     ring: bool = False  # of slots for iterations of a loop, whose code keeps its accesses apart itself
+    alignment: int = 0  # of its offset in bytes; 0: that of every buffer
 
 
 @dataclass(frozen=True)
 class GlobalAccess:
-    """An access to tensors. `key`: accesses of one key in one iteration of every loop have, of each thread, the same
-    addresses."""
+    """An access to tensors. `key`: accesses with equal keys, in one iteration of every loop, have the same address in
+    each thread."""
 
     tensors: frozenset[str]
     key: object = None
@@ -44,6 +45,7 @@ class Step:
     lines: list[str]
     reads: tuple[Resource, ...] = ()
     writes: tuple[Resource, ...] = ()
+    barrier: bool = False  # its last line is one
 
 
 @dataclass(eq=False)
@@ -81,7 +83,7 @@ def allocate(nodes: Sequence[CodeNode]) -> tuple[dict[SharedBuffer, int], int]:
         for begin, end in taken:
             if offset + _rounded(buffer.bytes) <= begin:
                 break
-            offset = max(offset, end)
+            offset = _rounded(max(offset, end), buffer.alignment)
         offsets[buffer] = offset
     total = max((offset + buffer.bytes for buffer, offset in offsets.items()), default=0)
     return offsets, total
@@ -97,8 +99,9 @@ def live_together(nodes: Sequence[CodeNode], offsets: Mapping[SharedBuffer, int]
     return sorted(found, key=lambda each: -each.bytes)
 
 
-def _rounded(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
+def _rounded(size: int, alignment: int = 0) -> int:
+    unit = max(alignment, _ALIGNMENT)
+    return -(-size // unit) * unit
 
 
 class _Lifetimes:

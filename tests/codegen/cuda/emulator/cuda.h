@@ -14,6 +14,7 @@
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)
 #define __align__(n)
+#define __grid_constant__
 #define __CUDA_ARCH__ 900
 
 #define threadIdx (emulator::Index{(unsigned)emulator::self().number, 0, 0})
@@ -21,6 +22,7 @@
 #define gridDim emulator::grid_size()
 #define blockDim (emulator::Index{(unsigned)emulator::machine.threads, 1, 1})
 #define __syncthreads emulator::block_barrier
+#define __syncwarp() __any_sync(0xffffffffu, 0)
 
 namespace emulator {
 inline Index block_index() {
@@ -80,6 +82,17 @@ T __shfl_xor_sync(unsigned mask, T x, int distance) {
       if (given[lane].distance != given[0].distance) emulator::fail("a shuffle over different distances");
       made[lane] = given[lane ^ given[lane].distance].x;
     }
+  });
+}
+template <class T>
+T __shfl_sync(unsigned mask, T x, int from) {
+  if (mask != 0xffffffffu) emulator::fail("a shuffle of a part of a warp");
+  struct Given {
+    T x;
+    int from;
+  };
+  return emulator::together<Given, T>("shfl.idx", Given{x, from}, [](const Given* given, T* made) {
+    for (int lane = 0; lane < emulator::WARP; ++lane) made[lane] = given[given[lane].from].x;
   });
 }
 inline int __any_sync(unsigned mask, int condition) {
@@ -183,6 +196,40 @@ inline void cp_async_ca_shared_global(unsigned to, const void* from, int bytes, 
 }
 inline void cp_async_commit_group() { emulator::commit_group(); }
 inline void cp_async_wait_group(int pending) { emulator::wait_group(pending); }
+
+inline void fence_proxy_async_shared__cta() { emulator::fence_async(); }
+inline void prefetch_tensormap(const void*) {}
+inline void mbarrier_init_shared__cta_b64(unsigned barrier, unsigned arrivals) {
+  emulator::begin_barrier(barrier, (int)arrivals);
+}
+inline void mbarrier_inval_shared__cta_b64(unsigned barrier) { emulator::end_barrier(barrier); }
+inline void fence_mbarrier_init_release_cluster() {}
+inline void mbarrier_arrive_expect_tx_shared__cta_b64(unsigned barrier, unsigned bytes) {
+  emulator::arrive(barrier, bytes);
+}
+inline void mbarrier_arrive_shared__cta_b64(unsigned barrier) { emulator::arrive(barrier, 0); }
+inline void mbarrier_try_wait_parity_shared__cta_b64(unsigned& done, unsigned barrier, unsigned parity) {
+  emulator::await_phase(barrier, parity);
+  done = 1;
+}
+template <class Map>
+void cp_async_bulk_tensor_2d_shared__cluster_global_tile_mbarrier__complete_tx__bytes(
+    unsigned to, const Map* map, int column, int row, unsigned barrier) {
+  emulator::BoxCopy copy;
+  memcpy(&copy, map, sizeof(copy));
+  copy.to = to, copy.column = column, copy.row = row;
+  emulator::copy_box(copy, barrier);
+}
+
+inline void wgmma_fence_sync_aligned() { emulator::self().registers_fenced = true; }
+inline void wgmma_commit_group_sync_aligned() { emulator::commit_multiplications(); }
+// The lanes of a warp come out of it together: one that tells others so speaks for all.
+inline void wgmma_wait_group_sync_aligned(int pending) {
+  emulator::await_multiplications(pending);
+  emulator::together<int, int>("wgmma.wait_group", pending, [](const int* given, int* made) {
+    for (int lane = 0; lane < emulator::WARP; ++lane) made[lane] = given[lane];
+  });
+}
 
 struct alignas(8) Two {
   unsigned at[2];
@@ -326,6 +373,72 @@ MMA(mma_sync_aligned_m16n8k32_row_col_s32_u8_u8_s32, U8, int)
 MMA(mma_sync_aligned_m16n8k8_row_col_f32_f16_f16_f32, F16)
 MMA(mma_sync_aligned_m16n8k8_row_col_f32_bf16_bf16_f32, BF16)
 #undef MMA
+
+// 64 x N sums of 16 products by four warps. A thread has rows of its warp's 16 as `mma` has them, and two neighbours of
+// every 8 columns. HELD: the first operand is in registers, as `mma` takes it. ACROSS: rows lie across k.
+struct Operands {
+  unsigned held[4];
+  unsigned long long a, b;
+  int adds;
+};
+struct Rows {
+  unsigned short at[2][16];
+};
+inline float of_half(unsigned short bits, const F16*) {
+  static float* const table = [] {
+    float* const made = new float[65536];
+    for (int n = 0; n < 65536; ++n) made[n] = from_f16((unsigned short)n);
+    return made;
+  }();
+  return table[bits];
+}
+inline float of_half(unsigned short bits, const BF16*) { return from_bf16(bits); }
+template <class T, int N, bool HELD, bool A_ACROSS, bool B_ACROSS>
+void wgmma(const char* name, float* c, const Operands& given) {
+  const Rows rows = emulator::together<Operands, Rows>(name, given, [](const Operands* all, Rows* made) {
+    for (int lane = 0; lane < emulator::WARP; ++lane) {
+      if (all[lane].b != all[0].b || all[lane].adds != all[0].adds || (!HELD && all[lane].a != all[0].a))
+        emulator::fail("the lanes of a warp name different operands");
+      for (int below = 0; HELD && below < 2; ++below)
+        for (int k = 0; k < 16; ++k)
+          made[lane].at[below][k] = all[lane / 4 * 4 + k % 8 / 2].held[k / 8 * 2 + below] >> 16 * (k % 2);
+    }
+    const int warp = emulator::self().number / emulator::WARP;
+    if (!HELD) emulator::Operand(all[0].a, A_ACROSS).note(64, warp);
+    emulator::Operand(all[0].b, B_ACROSS).note(N, warp);
+  });
+  emulator::Multiplication made = {};
+  made.c = c, made.a = given.a, made.b = given.b, made.adds = given.adds;
+  made.warp = emulator::self().number / emulator::WARP % 4;
+  memcpy(made.left, rows.at, sizeof(made.left));
+  made.run = [](const emulator::Multiplication& each, float* sums) {
+    const T* const type = nullptr;
+    const int lane = emulator::self().number % emulator::WARP;
+    const emulator::Operand a(HELD ? each.b : each.a, A_ACROSS), b(each.b, B_ACROSS);
+    if (lane == 0) {
+      if (!HELD) a.note(64, emulator::self().number / emulator::WARP);
+      b.note(N, emulator::self().number / emulator::WARP);
+    }
+    float left[2][16];
+    for (int below = 0; below < 2; ++below)
+      for (int k = 0; k < 16; ++k)
+        left[below][k] =
+            of_half(HELD ? each.left[below][k] : a.element(each.warp * 16 + lane / 4 + 8 * below, k), type);
+    for (int e = 0; e < N / 4; ++e) {
+      const int column = e / 2 * 8 + lane % 4 * 2 + e % 2, at = e / 2 * 4 + e % 2;
+      double total[2] = {};
+      for (int k = 0; k < 16; ++k) {
+        const float right = of_half(b.element(column, k), type);
+        for (int below = 0; below < 2; ++below) total[below] += (double)left[below][k] * (double)right;
+      }
+      for (int below = 0; below < 2; ++below) {
+        float& sum = sums[at + 2 * below];
+        sum = (float)(total[below] + (each.adds ? (double)sum : 0.0));
+      }
+    }
+  };
+  emulator::begin_multiplication(made, N / 2);
+}
 
 }  // namespace ptx
 

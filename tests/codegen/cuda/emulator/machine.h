@@ -6,6 +6,9 @@
 // with NaN when it is issued, and copies only when its thread waits for it. Every word of shared memory that is accessed
 // by address remembers who has read and written it since the last barrier: two threads that are not kept apart are
 // reported, in whatever order they happened to run. Global memory lies between pages that nobody may touch.
+// Multiplications of a warpgroup happen where their threads wait for them: until then the sums are NaN, and what they read
+// may not change. What ordinary stores have written they may only read behind a fence of the writing thread. Boxes of the
+// tensor copy engine arrive when a thread waits for their barrier, and not before all bytes are announced.
 #pragma once
 
 #include <math.h>
@@ -18,6 +21,7 @@
 #include <ucontext.h>
 #include <unistd.h>
 
+#include <map>
 #include <vector>
 
 // Kernels are compiled quickly, the machine that runs them well.
@@ -29,7 +33,7 @@ namespace emulator {
 constexpr int WARP = 32;
 constexpr unsigned POISON = 0xff;      // bytes of it are NaN in every float type
 constexpr unsigned STATIC_BYTES = 4096;  // for variables that functions declare in shared memory
-constexpr unsigned FIRST_ADDRESS = 128;  // of shared memory: zero is no address
+constexpr unsigned FIRST_ADDRESS = 1024;  // of shared memory: zero is no address
 constexpr unsigned BLOCK_SHIFT = 24;     // where an address in the cluster has the number of the block
 
 struct Copy {
@@ -42,7 +46,37 @@ struct Copy {
 struct Word {
   int writer = -1, reader = -1;
   unsigned written = 0, read = 0;
-  bool flying = false;
+  bool flying = false, unfenced = false;
+};
+
+// A multiplication of a warpgroup that is under way, to the sums of registers `c`; `run` adds its products.
+struct Multiplication {
+  float* c;
+  unsigned short left[2][16];  // the thread's rows of the first operand, if they are in registers
+  unsigned long long a, b;
+  int adds, warp;
+  void (*run)(const Multiplication&, float* sums);
+};
+
+// A box of a matrix on its way to shared memory, rows of up to 128 bytes, swizzled.
+struct BoxCopy {
+  unsigned to;
+  const unsigned char* from;
+  long rows, columns, stride;  // of the matrix; bytes between rows
+  int box_rows, box_columns, element;
+  long row, column;
+
+  int row_bytes() const { return box_columns * element; }
+  int bytes() const { return box_rows * row_bytes(); }
+};
+
+// A barrier in shared memory. `phases`: that have ended. `expected`: bytes that are to come in this one.
+struct BoxBarrier {
+  int arrivals, missing;
+  long expected = 0;
+  unsigned phases = 0;
+  int waiting = 0;
+  std::vector<BoxCopy> copies;
 };
 
 struct Warp {
@@ -58,6 +92,7 @@ struct Block {
   std::vector<Warp> warps;
   unsigned epoch = 1, barrier = 0;
   int arrived = 0, finished = 0;
+  std::map<unsigned, BoxBarrier> barriers;  // by address
 };
 
 struct Thread {
@@ -70,6 +105,11 @@ struct Thread {
   unsigned seen = 0, cluster_phase = 0;
   std::vector<Copy> open;
   std::vector<std::vector<Copy>> groups;
+  std::vector<unsigned> unfenced;  // words that it has written since its last fence
+  bool registers_fenced = false;
+  std::vector<Multiplication> multiplying;
+  std::vector<std::vector<Multiplication>> multiplied;
+  std::map<float*, std::vector<float>> sums;  // of registers with multiplications under way, which are NaN
 };
 
 struct Index {
@@ -190,6 +230,14 @@ inline void note_read(Block& block, unsigned address, int bytes, int thread) {
     word.read = block.epoch;
   }
 }
+inline void note_unfenced(Word& word, unsigned offset) {
+  if (!word.unfenced) self().unfenced.push_back(offset / machine.granule);
+  word.unfenced = true;
+}
+inline void fence_async() {
+  for (unsigned number : self().unfenced) own_block().words[number].unfenced = false;
+  self().unfenced.clear();
+}
 inline void note_write(Block& block, unsigned address, int bytes, int thread) {
   for (int n = 0; n < bytes; n += machine.granule) {
     Word& word = block.words[(address - FIRST_ADDRESS + n) / machine.granule];
@@ -200,6 +248,7 @@ inline void note_write(Block& block, unsigned address, int bytes, int thread) {
       fail("writes what another thread has read since the last barrier");
     word.writer = thread;
     word.written = block.epoch;
+    note_unfenced(word, address - FIRST_ADDRESS + n);
   }
 }
 
@@ -276,10 +325,180 @@ inline void wait_group(int pending) {
         word.flying = false;
         word.writer = self().number;
         word.written = block.epoch;
+        note_unfenced(word, copy.to - FIRST_ADDRESS + n);
       }
     }
     groups.erase(groups.begin());
   }
+}
+
+// -- the tensor copy engine -------------------------------------------------------------------------------------------
+
+inline BoxBarrier& barrier_at(unsigned address) {
+  const auto found = own_block().barriers.find(address);
+  if (found == own_block().barriers.end()) fail("there is no barrier here");
+  return found->second;
+}
+inline void begin_barrier(unsigned address, int arrivals) {
+  located(own_block(), address, 8);
+  if (own_block().barriers.count(address)) fail("a barrier begins where one is");
+  BoxBarrier made;
+  made.arrivals = made.missing = arrivals;
+  own_block().barriers[address] = made;
+}
+inline void end_barrier(unsigned address) {
+  BoxBarrier& barrier = barrier_at(address);
+  if (!barrier.copies.empty() || barrier.waiting) fail("a barrier ends that is in use");
+  own_block().barriers.erase(address);
+}
+
+inline void bring(const BoxCopy& copy) {
+  Block& block = own_block();
+  const int bits = copy.row_bytes() == 128 ? 3 : copy.row_bytes() == 64 ? 2 : 1;
+  for (int row = 0; row < copy.box_rows; ++row)
+    for (int byte = 0; byte < copy.row_bytes(); ++byte) {
+      unsigned at = copy.to + row * copy.row_bytes() + byte;
+      at ^= (at >> 7 & ((1u << bits) - 1)) << 4;
+      const long r = copy.row + row, c = copy.column + byte / copy.element;
+      const bool inside = r >= 0 && r < copy.rows && c >= 0 && c < copy.columns;
+      *located(block, at, 1) = inside ? copy.from[r * copy.stride + copy.column * copy.element + byte] : 0;
+      Word& word = block.words[(at - FIRST_ADDRESS) / machine.granule];
+      word = Word();
+    }
+}
+// What is announced and on its way arrives.
+inline void deliver(BoxBarrier& barrier) {
+  long coming = 0;
+  for (const BoxCopy& copy : barrier.copies) coming += copy.bytes();
+  if (barrier.missing || coming != barrier.expected) return;
+  for (const BoxCopy& copy : barrier.copies) bring(copy);
+  barrier.copies.clear();
+  barrier.expected = 0;
+  barrier.missing = barrier.arrivals;
+  ++barrier.phases;
+}
+inline void arrive(unsigned address, long bytes) {
+  BoxBarrier& barrier = barrier_at(address);
+  if (!barrier.missing) fail("more arrive at a barrier than it has room for");
+  barrier.expected += bytes;
+  --barrier.missing;
+  if (barrier.waiting || (!barrier.expected && barrier.copies.empty())) deliver(barrier);
+}
+inline void await_phase(unsigned address, unsigned parity) {
+  BoxBarrier& barrier = barrier_at(address);
+  deliver(barrier);
+  while ((barrier.phases & 1) == parity) {
+    ++barrier.waiting;
+    wait_until_changed(barrier.phases, barrier.phases);
+    --barrier.waiting;
+  }
+}
+inline void copy_box(BoxCopy copy, unsigned address) {
+  Block& block = own_block();
+  if ((size_t)copy.from % 16 || copy.stride % 16) fail("a tensor map's address or stride is not a multiple of 16");
+  if (copy.to % 128) fail("a box does not begin at a multiple of 128 bytes");
+  for (int n = 0; n < copy.bytes(); ++n) {
+    *located(block, copy.to + n, 1) = POISON;
+    Word& word = block.words[(copy.to - FIRST_ADDRESS + n) / machine.granule];
+    if (word.flying) fail("a box goes where a copy is under way");
+    if (word.unfenced) fail("a box goes where was written without a fence behind it");
+    if (word.read == block.epoch && word.reader >= 0) fail("a box goes where a thread has read since the last barrier");
+    word.flying = true;
+  }
+  BoxBarrier& barrier = barrier_at(address);
+  barrier.copies.push_back(copy);
+  if (barrier.waiting) deliver(barrier);
+}
+
+// A tensor map as the emulator reads it.
+template <class Map>
+Map tensor_map(const void* from, long rows, long columns, long stride, int box_rows, int box_columns, int element) {
+  Map map = {};
+  BoxCopy copy = {};
+  copy.from = static_cast<const unsigned char*>(from), copy.rows = rows, copy.columns = columns;
+  copy.stride = stride * element, copy.box_rows = box_rows, copy.box_columns = box_columns, copy.element = element;
+  static_assert(sizeof(copy) <= sizeof(map), "room of a tensor map");
+  memcpy(&map, &copy, sizeof(copy));
+  return map;
+}
+
+// -- multiplications of warpgroups -------------------------------------------------------------------------------------
+
+// An operand in shared memory, as its descriptor says: the address of an element of 2 bytes.
+struct Operand {
+  unsigned start, leading, stride, row_bytes;
+  int swizzle;  // bits
+  bool across;  // rows lie across k
+
+  Operand(unsigned long long descriptor, bool across) : across(across) {
+    const int mode = (int)(descriptor >> 62);
+    if (!mode) fail("an operand that is not swizzled");
+    start = (unsigned)(descriptor & 0x3fff) << 4;
+    leading = (unsigned)(descriptor >> 16 & 0x3fff) << 4;
+    stride = (unsigned)(descriptor >> 32 & 0x3fff) << 4;
+    swizzle = 4 - mode, row_bytes = 16u << swizzle;
+  }
+  unsigned address(int row, int k) const {
+    unsigned at = start;
+    if (across) {
+      const int in_row = row_bytes / 2;
+      at += row / in_row * leading + row % in_row * 2 + k / 8 * stride + k % 8 * row_bytes;
+    } else {
+      at += row / 8 * stride + row % 8 * row_bytes + k * 2;
+    }
+    return at ^ ((at >> 7 & ((1u << swizzle) - 1)) << 4);
+  }
+  unsigned short element(int row, int k) const {
+    unsigned short bits;
+    memcpy(&bits, located(own_block(), address(row, k), 2), 2);
+    return bits;
+  }
+  // A warp of the group reads it: all its rows, 16 of k.
+  void note(int rows, int warp) const {
+    for (int row = 0; row < rows; row += across ? 8 : 1)
+      for (int k = 0; k < 16; k += across ? 1 : 8) {
+        const unsigned at = address(row, k);
+        Block& block = own_block();
+        located(block, at, 16);
+        for (int n = 0; n < 16; n += machine.granule)
+          if (block.words[(at - FIRST_ADDRESS + n) / machine.granule].unfenced)
+            fail("a multiplication reads what was written without a fence behind it");
+        note_read(block, at, 16, -100 - warp / 4);
+      }
+  }
+};
+
+inline bool is_multiplying(const float* c) {
+  for (const Multiplication& other : self().multiplying)
+    if (other.c == c) return true;
+  for (const auto& group : self().multiplied)
+    for (const Multiplication& other : group)
+      if (other.c == c) return true;
+  return false;
+}
+inline void begin_multiplication(const Multiplication& made, int count) {
+  Thread& thread = self();
+  if (!thread.registers_fenced) fail("a multiplication without a fence before it");
+  if (!is_multiplying(made.c)) thread.sums[made.c].assign(made.c, made.c + count);
+  memset(made.c, POISON, sizeof(float) * count);
+  thread.multiplying.push_back(made);
+}
+inline void commit_multiplications() {
+  self().multiplied.push_back(self().multiplying);
+  self().multiplying.clear();
+}
+inline void await_multiplications(int pending) {
+  std::vector<std::vector<Multiplication>>& groups = self().multiplied;
+  while ((int)groups.size() > pending) {
+    const std::vector<Multiplication> group = groups.front();
+    for (const Multiplication& each : group) each.run(each, self().sums[each.c].data());
+    groups.erase(groups.begin());
+    for (const Multiplication& each : group) {
+      const std::vector<float>& sums = self().sums[each.c];
+      if (!is_multiplying(each.c)) memcpy(each.c, sums.data(), sizeof(float) * sums.size());
+    }
+  }
+  if (!pending) self().registers_fenced = false;
 }
 
 // -- launches ---------------------------------------------------------------------------------------------------------
@@ -301,6 +520,9 @@ inline unsigned char* guarded(size_t bytes, size_t alignment) {
 inline void thread_body() {
   machine.kernel(machine.arguments);
   if (!self().open.empty() || !self().groups.empty()) fail("ends while an asynchronous copy is under way");
+  for (const auto& each : own_block().barriers)
+    if (!each.second.copies.empty()) fail("ends while a box is on its way");
+  if (!self().multiplying.empty() || !self().multiplied.empty()) fail("ends while a multiplication is under way");
   self().done = true;
   ++own_block().finished;
   _longjmp(machine.scheduler, 1);
@@ -358,7 +580,7 @@ inline void run() {
   machine.members.resize(machine.cluster);
   machine.fibers.resize(machine.cluster * machine.threads);
   for (machine.first_block = 0; machine.first_block < machine.blocks; machine.first_block += machine.cluster)
-    run_cluster();
+      run_cluster();
 }
 
 inline void on_signal(int number) {

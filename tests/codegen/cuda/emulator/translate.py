@@ -9,6 +9,15 @@ _ASM = re.compile(r"\basm\b\s*(?:volatile\b\s*)?\(")
 _OPERAND = re.compile(r'\s*"(?P<constraint>[^"]*)"\s*\(')
 _REFERENCE = re.compile(r"%(\d+)")
 _DYNAMIC = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?unsigned char shared\[\];")
+_WGMMA = re.compile(
+    r"wgmma\.mma_async\.sync\.aligned\.m64n(?P<columns>\d+)k16\.f32\.(?P<type>\w+)\.\w+ \{(?P<sums>[^}]*)\},"
+    r" (?P<left>\{[^}]*\}|%\d+), (?P<right>%\d+), p, 1, 1, (?P<across>[01, ]+)"
+)
+_PREDICATE = re.compile(r"setp\.ne\.b32 p, (%\d+), 0")
+# An instruction whose result is a predicate, which becomes a number.
+_TESTED = re.compile(
+    r"(?P<name>mbarrier\.try_wait\S+) p, (?P<rest>[^;]*);\s*selp\.b32 (?P<into>%\d+), 1, 0, p"
+)
 _STATIC = re.compile(r"__shared__ (\w+) (\w+)((?:\[[^\]]+\])?);")
 
 
@@ -49,15 +58,42 @@ def _called(statement: str) -> str:
     template, *sections = _split(statement, ":")
     code = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', template)).replace("\\n", "\n")
     operands = [_operand(text) for section in sections[:2] for text in _split(section, ",") if text.strip()]
+    if (multiplied := _WGMMA.search(code)) is not None:
+        return _multiplied(multiplied, code, operands)
+    if (tested := _TESTED.search(code)) is not None:
+        line = "{name} {into}, {rest}".format(**tested.groupdict())
+        return f"({_instruction(line, operands)})"
     calls = [_instruction(line.strip(), operands) for line in code.split(";") if line.strip()]
     return f"({', '.join(calls)})"
+
+
+def _multiplied(found: re.Match[str], code: str, operands: list[_Operand]) -> str:
+    """A multiplication of a warpgroup: its sums are passed as one array, whose elements they are in order."""
+    predicate = _PREDICATE.search(code)
+    count = int(found["columns"]) // 2
+    sums = [operands[int(each)].value for each in _REFERENCE.findall(found["sums"])]
+    name = sums[0].removesuffix("[0]")
+    if predicate is None or sums != [f"{name}[{n}]" for n in range(count)]:
+        raise Untranslated(code[:80])
+    left = [operands[int(each)].text for each in _REFERENCE.findall(found["left"])]
+    right = operands[int(found["right"][1:])].text
+    adds = operands[int(predicate[1][1:])].text
+    held = len(left) == 4
+    across = [each.strip() for each in found["across"].split(",")]
+    flags = ", ".join(("true" if held else "false", *(("0", *across) if held else across)))
+    given = f"{{{', '.join(left)}}}, 0" if held else f"{{}}, {left[0]}"
+    kind = found["type"].upper()
+    return (
+        f'(ptx::wgmma<{kind}, {count * 2}, {flags}>("{found[0][:40]}", {name},'
+        f" ptx::Operands{{{given}, {right}, {adds}}}))"
+    )
 
 
 def _instruction(line: str, operands: list[_Operand]) -> str:
     name, _, rest = line.partition(" ")
     arguments = []
     for word in (each.strip() for each in re.sub(r"[{}\[\]]", "", rest).split(",")):
-        if not word:
+        if word in ("", "_"):
             continue
         if (reference := _REFERENCE.fullmatch(word)) is not None:
             arguments.append(operands[int(reference[1])].text)

@@ -93,7 +93,7 @@ def _layer_norm() -> Case:
     return Case("layer_norm", kernels.layer_norm, (3,), arguments, {"BLOCK": 128}, "out", wanted, 1e-4)
 
 
-def _matmul_gelu(m: int, n: int, k: int, dtype: Any, blocked: tuple[int, int, int], warps: int) -> Case:
+def matmul_case(m: int, n: int, k: int, dtype: Any, blocked: tuple[int, int, int], warps: int) -> Case:
     a, b = random(m, k, dtype=dtype), random(k, n, seed=1, dtype=dtype)
     bias, out = random(n, seed=2), np.empty((m, n), np.float32)
     x = a.astype(np.float64) @ b.astype(np.float64) + bias
@@ -134,12 +134,12 @@ def _attention(dtype: Any, length: int, block: int, causal: bool, warps: int) ->
     wanted = _softmax(score) @ v.astype(np.float64)
     tolerance = 5e-3 if np.dtype(dtype).itemsize == 2 else 1e-5
     constants = {"D": 16, "BM": block, "BN": 16, "CAUSAL": causal}
-    name = f"attention-{np.dtype(dtype).name}-{'causal' if causal else 'full'}"
+    name = f"attention-{np.dtype(dtype).name}-{block}-{'causal' if causal else 'full'}"
     grid, arguments = (blocks(length, block), 2), (q, k, v, out, length, 0.25)
     return Case(name, kernels.attention, grid, arguments, constants, "out", wanted, tolerance, warps)
 
 
-def _conv2d(dtype: Any) -> Case:
+def _conv2d(dtype: Any, pixels: int = 32) -> Case:
     x, w = random(9, 8, 24, dtype=dtype), random(3, 2, 24, 10, seed=1, dtype=dtype)
     out = np.empty((7, 7, 10), np.float32)
     wanted = np.zeros((7, 7, 10))
@@ -148,17 +148,22 @@ def _conv2d(dtype: Any) -> Case:
             wanted += x[r : r + 7, s : s + 7].astype(np.float64) @ w[r, s].astype(np.float64)
     arguments = (x, w, out, 24, 9, 8, 10)
     constants = {"R": 3, "S": 2, "BP": 32, "BO": 16, "BC": 16}
-    name = f"conv2d-{np.dtype(dtype).name}"
-    return Case(name, kernels.conv2d, (blocks(49, 32), 1), arguments, constants, "out", wanted, 1e-3)
+    name = f"conv2d-{np.dtype(dtype).name}-{pixels}"
+    constants["BP"] = pixels
+    return Case(name, kernels.conv2d, (blocks(49, pixels), 1), arguments, constants, "out", wanted, 1e-3)
 
 
-def _dequant() -> Case:
-    a, scales = random(13, 48, dtype=np.float16), random(24, seed=2)
-    w = np.random.default_rng(1).integers(-128, 128, (48, 24), np.int8)
-    out = np.empty((13, 24), np.float32)
+def dequant_case(m: int = 13, n: int = 24, k: int = 48, blocked: tuple[int, int, int] = (16, 16, 32)) -> Case:
+    a, scales = random(m, k, dtype=np.float16), random(n, seed=2)
+    w = np.random.default_rng(1).integers(-128, 128, (k, n), np.int8)
+    out = np.empty((m, n), np.float32)
     wanted = a.astype(np.float64) @ w * scales
-    arguments, constants = (a, w, scales, out, 13, 24, 48), {"BM": 16, "BN": 16, "BK": 32}
-    return Case("dequant_matmul", kernels.dequant_matmul, (1, 2), arguments, constants, "out", wanted, 1e-3)
+    bm, bn, bk = blocked
+    arguments, constants = (a, w, scales, out, m, n, k), {"BM": bm, "BN": bn, "BK": bk}
+    grid = blocks(m, bm), blocks(n, bn)
+    return Case(
+        f"dequant_matmul-{m}", kernels.dequant_matmul, grid, arguments, constants, "out", wanted, 1e-3
+    )
 
 
 def _grouped(dtype: Any) -> Case:
@@ -189,14 +194,21 @@ MAKERS: tuple[Callable[[], Case], ...] = (
     lambda: _softmax_case(256, 256, 4),
     lambda: _softmax_case(50, 64, 2),
     _layer_norm,
-    lambda: _matmul_gelu(64, 64, 64, np.float16, (32, 32, 32), 4),
-    lambda: _matmul_gelu(19, 45, 23, np.float32, (16, 32, 16), 2),
+    lambda: matmul_case(64, 64, 64, np.float16, (32, 32, 32), 4),
+    lambda: matmul_case(19, 45, 23, np.float32, (16, 32, 16), 2),
     lambda: _batched(np.float16, 4),
     lambda: _batched(ml_dtypes.bfloat16, 2),
     lambda: _attention(np.float16, 40, 32, True, 2),
     lambda: _attention(np.float32, 27, 16, False, 4),
     lambda: _conv2d(np.float16),
-    _dequant,
+    dequant_case,
     lambda: _grouped(np.float16),
     _cross_entropy,
+    # By warpgroups: two of them over rows, rows of 256 and of 64 bytes, two over columns, from registers, computed.
+    lambda: matmul_case(150, 144, 96, np.float16, (128, 128, 64), 8),
+    lambda: matmul_case(70, 40, 152, ml_dtypes.bfloat16, (64, 32, 128), 4),
+    lambda: matmul_case(64, 136, 40, np.float16, (64, 128, 16), 8),
+    lambda: _attention(np.float16, 100, 64, True, 4),
+    lambda: dequant_case(70, 80, 96, (64, 64, 32)),
+    lambda: _conv2d(np.float16, 64),
 )

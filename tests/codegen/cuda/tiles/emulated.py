@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from tests.codegen.cuda.emulator.translate import translated
 from tilewright import te
 from tilewright.codegen.cuda.scalars import constant
 from tilewright.codegen.cuda.tiles.emit import SYMBOL, TileSource, emit_tile_program, headers
+from tilewright.codegen.cuda.tiles.tensor_maps import TensorMap
 from tilewright.hw.gpu import H200, GpuMachine
 from tilewright.tile.executors import Facts
 from tilewright.tile.ir import TileProgram, TileType
@@ -85,6 +87,8 @@ def _case(launch: Launch, number: int, source: TileSource) -> str:
             sizes.append(f"{{{value.nbytes}, true, true}}")
         else:
             passed.append(constant(te.Const(value, kind.dtype)))
+    values = [launch.arguments[param.name] for param in launch.program.params]
+    passed += [_map(each, values) for each in source.maps]
     x, y, z = launch.grid
     return "\n".join(
         [
@@ -95,6 +99,16 @@ def _case(launch: Launch, number: int, source: TileSource) -> str:
             f"      return emulator::main_of(5, argv, machine, {{{', '.join(sizes)}}});",
         ]
     )
+
+
+def _map(map: TensorMap, values: Sequence[Any]) -> str:
+    """A tensor map for the emulator."""
+    arrays = [n for n, value in enumerate(values) if isinstance(value, np.ndarray)]
+    plain = [0 if n in arrays else value for n, value in enumerate(values)]
+    box = map.box
+    sizes = [each.of(plain) for each in (map.rows, map.columns, map.stride)]
+    numbers = ", ".join(str(each) for each in (*sizes, box.rows, box.columns, box.dtype.bytes))
+    return f"emulator::tensor_map<TensorMap>(arguments[{arrays.index(map.parameter)}], {numbers})"
 
 
 def run_one(

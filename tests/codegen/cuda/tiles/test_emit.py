@@ -9,10 +9,11 @@ import pytest
 
 from tests.codegen.cuda.tiles.cases import MAKERS, Case
 from tests.tile import kernels
-from tilewright.codegen.cuda.tiles.emit import emit_tile_program
+from tilewright.codegen.cuda.tiles.emit import TileSource, emit_tile_program
 from tilewright.codegen.cuda.tiles.executor import Executor, checked_options
+from tilewright.codegen.cuda.toolchain import compile_source
 from tilewright.errors import MissingDependencyError, OptionError, SharedMemoryError
-from tilewright.hw.gpu import H200
+from tilewright.hw.gpu import A100, H200, GpuMachine
 from tilewright.tile.executors import Facts
 
 Golden = Callable[[str, str], None]
@@ -86,6 +87,79 @@ def test_stages_that_nobody_asked_for_make_room() -> None:
     assert "await_copies<" not in executor.source(program, Facts(True), {"warps": 8})
     with pytest.raises(SharedMemoryError, match="stages of an operand of dot"):
         executor.source(program, divisible("a", "b", "M", "N", "K"), {"warps": 8, "stages": 3})
+
+
+def matmul(bm: int, bn: int, bk: int, warps: int, machine: GpuMachine = H200, **less: int) -> TileSource:
+    """`less`: what divides arguments, other than 16."""
+    program = kernels.matmul_gelu.program(HALF, HALF, HALF[0], HALF, 128, 128, 128, BM=bm, BN=bn, BK=bk)
+    names = ("a", "b", "bias", "out", "M", "N", "K")
+    facts = Facts(True, tuple((name, less.get(name, 16)) for name in names))
+    return emit_tile_program(program, facts, machine, warps, stages=3)
+
+
+def test_a_large_dot_is_a_warpgroups_and_its_operands_come_in_boxes() -> None:
+    made = matmul(128, 128, 64, 8)
+    assert made.dots == ("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16",) and made.unbulked == ()
+    boxes = [(each.parameter, each.box.rows, each.box.columns) for each in made.maps]
+    assert boxes == [(0, 128, 64), (1, 64, 64)]
+    a, b = made.maps
+    values = [10, 20, 0, 0, 7, 8, 9]  # a, b, bias, out, M, N, K
+    assert [each.of(values) for each in (a.rows, a.columns, a.stride)] == [7, 9, 9]
+    assert [each.of(values) for each in (b.rows, b.columns, b.stride)] == [9, 8, 8]
+    assert "__grid_constant__ TensorMap map1" in made.kernel and "__syncthreads" not in _loop(made.kernel)
+
+
+def _loop(kernel: str) -> str:
+    """The text of the loop that multiplies."""
+    return (
+        kernel.split("await_phase(")[1]
+        .split("end_barrier", maxsplit=1)[0]
+        .rsplit("await_multiplications_64", 1)[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "machine", "why"),
+    [
+        ((128, 128, 64, 8), A100, "sm_80 has no warpgroup instructions"),
+        ((128, 128, 64, 2), H200, "a warpgroup has 4 warps, the block 2"),
+        ((32, 128, 64, 4), H200, "a warpgroup has 64 rows, the tile 32"),
+        ((64, 64, 64, 8), H200, "8 warps are more than a tile of 64 x 64 has work for"),
+        ((64, 8, 64, 4), H200, "rows of shared memory need 16 elements at least"),
+    ],
+)
+def test_why_a_dot_is_not_a_warpgroups(
+    sizes: tuple[int, int, int, int], machine: GpuMachine, why: str
+) -> None:
+    made = matmul(*sizes, machine)
+    assert made.dots == (f"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 ({why})",) and not made.maps
+
+
+def test_why_operands_do_not_come_in_boxes() -> None:
+    assert matmul(128, 128, 64, 8, N=4).unbulked == (
+        "its rows are not known to begin at multiples of 16 bytes",
+    )
+    # What no thread can copy ahead is stored in every iteration: its multiplications end there.
+    stored = matmul(128, 128, 64, 8, b=2)
+    assert len(stored.maps) == 1 and "await_multiplications_but_one" not in stored.kernel
+    program = kernels.batched_matmul.program(HALF, HALF, SINGLE, 128, 128, 128, BM=64, BN=64, BK=32)
+    made = emit_tile_program(program, divisible("a", "b", "out", "M", "N", "K"), H200, 4, stages=3)
+    assert made.unbulked == ("it has no block pointer",) and made.dots[0].startswith("wgmma")
+    program = kernels.matmul_gelu.program(HALF, HALF, HALF[0], HALF, 128, 128, 128, BM=64, BN=64, BK=32)
+    made = emit_tile_program(program, divisible("a", "b", "M", "N", "K"), H200, 4, 3, bulk_copies=False)
+    assert made.unbulked == ("no tensor maps are asked for",) and "copy_async<16>" in made.kernel
+
+
+@pytest.mark.parametrize("sizes", [(128, 128, 64, 8), (128, 256, 64, 8)])
+def test_large_tiles_do_not_spill(sizes: tuple[int, int, int, int]) -> None:
+    pytest.importorskip(
+        "cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'"
+    )
+    try:
+        compiled = compile_source(matmul(*sizes).text, "sm_90a", exact_division=True)
+    except MissingDependencyError as error:
+        pytest.skip(str(error))
+    assert compiled.resources.spilled_bytes == 0 and "serial" not in compiled.warnings
 
 
 @pytest.mark.parametrize("options", [{"warps": 3}, {"warps": 64}, {"stages": 0}, {"threads": 2}])

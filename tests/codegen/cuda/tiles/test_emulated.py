@@ -13,9 +13,9 @@ import pytest
 import tilewright
 import tilewright.tile as tl
 from tests.codegen.cuda.emulator.run import COMPILER, Complaint
-from tests.codegen.cuda.tiles.cases import MAKERS, Case
+from tests.codegen.cuda.tiles.cases import MAKERS, Case, dequant_case, matmul_case
 from tests.codegen.cuda.tiles.emulated import Launch, build, run, run_one
-from tests.codegen.cuda.tiles.random_programs import check
+from tests.codegen.cuda.tiles.random_programs import check, check_matmuls
 from tests.tile.kernels import random
 from tilewright.tile.executors import Facts
 from tilewright.tile.ir import Op, walk
@@ -33,15 +33,24 @@ def test_the_ten_kernels(stages: int, tmp_path: Path) -> None:
     cases = [case for case in (make() for make in MAKERS) if stages == 1 or _has_dots(case)]
     launches = [case.launch(stages) for case in cases]
     if stages > 1:
-        assert all("copy_async<" in each.source().kernel for each in launches)
+        texts = [each.source().kernel for each in launches]
+        assert all("copy_async<" in text or "copy_box(" in text for text in texts)
+        assert sum("copy_box(" in text for text in texts) == 3, (
+            "the matmuls with block pointers by warpgroups"
+        )
     results = run(launches, tmp_path)
     for case, found in zip(cases, results, strict=True):
         case.check(found[case.result])
 
 
-@pytest.mark.parametrize("first", [0, 30])
+@pytest.mark.parametrize("first", [0, pytest.param(20, marks=pytest.mark.slow)])
 def test_random_programs(first: int, tmp_path: Path) -> None:
-    check(range(first, first + 30), tmp_path)
+    """Few of them; `python -m tests.tile.random_programs 2000 --target cuda` runs many."""
+    check(range(first, first + 20), tmp_path)
+
+
+def test_random_matmuls_by_warpgroups(tmp_path: Path) -> None:
+    check_matmuls(range(3), tmp_path)
 
 
 # -- operations --------------------------------------------------------------------------------------------------------
@@ -222,3 +231,27 @@ def test_copies_that_are_not_awaited_are_found(old: str, new: str, tmp_path: Pat
     program = build([made], tmp_path, (old, new))
     with pytest.raises(Complaint, match="asynchronous copy"):
         run_one(made, 0, program, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "old", "new"),
+    [
+        # What is multiplied was not waited for; is overwritten while it is multiplied; is never told to be free; is
+        # written by threads without a fence.
+        ("matmul", "await_phase(", "if (t < 0) await_phase("),
+        ("matmul", "await_multiplications_but_one();", ""),
+        ("matmul", "if (started", "if (false && started"),
+        ("dequant", "fence_for_warpgroups();", ""),
+    ],
+)
+def test_multiplications_that_are_not_kept_apart_from_copies_are_found(
+    kernel: str, old: str, new: str, tmp_path: Path
+) -> None:
+    if kernel == "dequant":
+        case = dequant_case(64, 64, 64, (64, 64, 16))
+    else:
+        case = matmul_case(64, 64, 160, np.float16, (64, 64, 16), 4)
+    made = case.launch(stages=3)
+    program = build([made], tmp_path, (old, new))
+    with pytest.raises((Complaint, AssertionError)):
+        case.check(run_one(made, 0, program, tmp_path)[case.result])

@@ -1,4 +1,4 @@
-"""Operations along an axis: reductions, cumsum and sort.
+"""Operations along an axis: reductions, cumsum, sort, flip and split.
 
 A step combines elements whose numbers differ in one bit of the axis: two registers of a thread, registers of two lanes
 (a shuffle), or of two warps (through shared memory).
@@ -210,6 +210,37 @@ class Along(Memory):
             f"  if ({up} ? sorts_before(y, x) : sorts_before(x, y)) {made}[r] = {other}[r];",
         ]
         self.step(["#pragma unroll", f"for (int r = 0; r < {count}; ++r) {{", *body, "}"])
+
+    # -- flip and split ----------------------------------------------------------------------------------------------
+
+    def flip(self, op: Op, value: Value, layout: Layout) -> str:
+        """Elements whose numbers differ in all bits of the axis change places."""
+        source = op.operands[0]
+        shape, dtype, count = shape_of(source), tile_type(source).dtype, layout.size
+        bits = list(axis_bits(shape, op.settings["axis"] % len(shape)))
+        held = self.get(source, layout)
+        for thread, bit in enumerate(layout.threads):
+            if bit in bits:
+                held = self._other_thread(held, dtype, count, thread)
+        mask = sum(1 << n for n, bit in enumerate(layout.registers) if bit in bits)
+        made, declared = self.array(dtype, count)
+        self.step([declared, *loop("r", count, f"{made}[r] = {held}[r ^ {mask}];")])
+        return made
+
+    def split(self, op: Op, value: Value) -> str:
+        """Every other element: the lowest bit of the source's numbers is made one of a register."""
+        source, index = op.operands[0], op.settings["index"]
+        dtype = tile_type(value).dtype
+        layout = self.homes.of(value)
+
+        def up(bits: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(bit if bit == REPLICATED else bit + 1 for bit in bits)
+
+        wanted = Layout((0, *up(layout.registers)), up(layout.lanes), up(layout.warps))
+        held = self.get(source, wanted)
+        made, declared = self.array(dtype, layout.size)
+        self.step([declared, *loop("r", layout.size, f"{made}[r] = {held}[2 * r + {index}];")])
+        return made if shape_of(value) else f"{made}[0]"
 
 
 __all__ = ["Along"]

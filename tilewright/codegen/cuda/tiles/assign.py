@@ -49,7 +49,7 @@ from tilewright.tile.passes.layouts import (
 
 VIEWS = ("broadcast", "expand_dims", "trans", "reshape", "join")
 _INDICES = ("arange", "addptr", "cast", "select", "bitcast")
-_LATER = {"load", "load_block", "atomic_add", "reduce", "cumsum", "sort", "dot"}
+_LATER = {"load", "load_block", "atomic_add", "reduce", "cumsum", "sort", "dot", "flip", "split"}
 _WEAK, _LOADED, _COMPUTED, _DOT = 0, 1, 2, 3
 
 
@@ -82,7 +82,7 @@ class Homes:
     # -- what is computed again ---------------------------------------------------------------------------------------
 
     def is_cheap(self, value: Value) -> bool:
-        """Whether it is computed in each layout that it is needed in, and has no home."""
+        """Whether the value is recomputed in every layout that needs it, instead of being kept in one."""
         if value not in self._cheap:
             self._cheap[value] = self._found_cheap(value)
         return self._cheap[value]
@@ -99,7 +99,7 @@ class Homes:
         return all(self.is_cheap(operand) for operand in op.operands)
 
     def default(self, value: Value) -> Layout:
-        """Of a tile that nothing else decides."""
+        """The layout of a tile if nothing else decides it."""
         shape = shape_of(value)
         info = self.axes.get(value)
         if isinstance(value.type, TileType) and value.type.is_pointer and isinstance(info, AxisInfo):
@@ -171,6 +171,10 @@ class Homes:
         if name == "reduce":
             shape = shape_of(value)
             bits = reduced_bits(shape, op.settings["axis"] % len(shape))
+            return self.of(value).mapped(bits), max(_COMPUTED, self.strength.get(value, 0))
+        if name == "split":
+            shape = shape_of(value)
+            bits = reduced_bits(shape, len(shape) - 1)
             return self.of(value).mapped(bits), max(_COMPUTED, self.strength.get(value, 0))
         if name in ("cumsum", "sort"):
             return along(shape_of(value), op.settings["axis"], self.warps), _COMPUTED
@@ -278,7 +282,7 @@ class Homes:
             for user in self.users.get(waiting.pop(), ()):
                 if user.name == "dot" and any(each in seen for each in user.operands[:2]):
                     return True
-                if user.name in ("dot", "reduce", "cumsum", "sort"):
+                if user.name in ("dot", "reduce", "cumsum", "sort", "flip", "split"):
                     continue
                 for result in user.results:
                     if result not in seen:

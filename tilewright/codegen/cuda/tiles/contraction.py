@@ -1,8 +1,8 @@
-"""How a `dot` is computed: by an instruction of tensor cores, or by FMAs; and the layouts that follow from it.
+"""How a `dot` is computed: by an instruction of a warpgroup or of a warp, or by FMAs; and the layouts that follow.
 
-The layouts of operands and accumulators are read off the instruction's fragments (`hw/tensor_cores.py`): each bit of a
-register's or a lane's number is one bit of a row or a column. Fragments that a tile has more of follow each other in
-registers, and the highest bits of rows and columns go to warps.
+The layouts of operands and accumulators are read off the instruction's fragments (`hw/warpgroups.py` and
+`hw/tensor_cores.py`): each bit of a register's or a thread's number is one bit of a row or a column. Fragments that a
+tile has more of follow each other in registers, and the highest bits of rows and columns go to warps.
 """
 
 from __future__ import annotations
@@ -13,11 +13,16 @@ from tilewright.dtypes import DType
 from tilewright.hw import tensor_cores
 from tilewright.hw.gpu import GpuMachine
 from tilewright.hw.intrinsics import Fragment, Intrinsic
+from tilewright.hw.warpgroups import MAX_COLUMNS, PANEL_BYTES, ROWS, warpgroup_multiply
 from tilewright.tile.ir import Op, TileType
 from tilewright.tile.passes.layouts import LANES, REPLICATED, Layout, bits_of, distributed
 
 _DEPTHS = {DType.F16: 16, DType.BF16: 16, DType.F32: 8, DType.I8: 32, DType.U8: 32}
-_ROW_BITS, _COLUMN_BITS = 4, 3  # of the results of one instruction
+_ROW_BITS, _COLUMN_BITS = 4, 3  # of the results of one instruction of a warp
+_GROUP_WARPS = 2  # bits of the warps of a warpgroup
+_GROUP_ROWS = ROWS.bit_length() - 1
+_GROUP_COLUMNS = 6  # bits of columns that one warpgroup has at least where several share them
+_SMALLEST = 4  # bits of columns and of k: rows in shared memory have 32 bytes at least
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,7 @@ class TensorPlan:
     m_warps: tuple[int, ...]
     n_warps: tuple[int, ...]
     depth: int  # bits of k of one instruction
+    refused: str = ""  # why no warpgroup computes it
 
     @property
     def m_tiles(self) -> list[int]:
@@ -65,12 +71,52 @@ class TensorPlan:
 
 
 @dataclass(frozen=True)
+class WarpgroupPlan:
+    """By an instruction of a warpgroup of `columns` columns. Operands are in shared memory; the first may be in
+    registers, in the layout `left`."""
+
+    sizes: Sizes
+    dtype: DType
+    columns: int
+    accumulators: Layout
+    left: Layout
+    m_warps: tuple[int, ...]
+    n_warps: tuple[int, ...]
+    depth: int
+
+    @property
+    def m_tiles(self) -> list[int]:
+        return [bit for bit in range(_GROUP_ROWS, self.sizes.m) if bit not in self.m_warps]
+
+    @property
+    def n_tiles(self) -> list[int]:
+        first = self.columns.bit_length() - 1
+        return [bit for bit in range(first, self.sizes.n) if bit not in self.n_warps]
+
+    @property
+    def k_steps(self) -> range:
+        return range(self.depth, self.sizes.k)
+
+    def multiply(self, left_in_registers: bool) -> Intrinsic:
+        return warpgroup_multiply(self.columns, self.dtype, left_in_registers=left_in_registers)
+
+
+@dataclass(frozen=True)
 class FmaPlan:
     sizes: Sizes
     accumulators: Layout
 
 
-Plan = TensorPlan | FmaPlan
+Plan = WarpgroupPlan | TensorPlan | FmaPlan
+
+
+def described(plan: Plan) -> str:
+    """The instruction of a dot, and why it is none of a warpgroup."""
+    if isinstance(plan, WarpgroupPlan):
+        return plan.multiply(False).name
+    if isinstance(plan, TensorPlan):
+        return f"{plan.multiply.name} ({plan.refused})" if plan.refused else plan.multiply.name
+    return "FMA"
 
 
 def plan_dot(op: Op, machine: GpuMachine, warps: int, chained: bool) -> Plan:
@@ -85,6 +131,9 @@ def plan_dot(op: Op, machine: GpuMachine, warps: int, chained: bool) -> Plan:
     if exact or not fits or tensor_cores.multiply(depth, dtype).missing(machine):
         total = sizes.batch + sizes.m + sizes.n
         return FmaPlan(sizes, distributed(range(total), min(2, sizes.n), warps))
+    found = _plan_warpgroups(sizes, dtype, machine, warps)
+    if isinstance(found, WarpgroupPlan):
+        return found
     multiply = tensor_cores.multiply(depth, dtype)
     m_warps, n_warps = _split(sizes, warps, chained)
     sums, left, _ = multiply.fragments
@@ -108,7 +157,50 @@ def plan_dot(op: Op, machine: GpuMachine, warps: int, chained: bool) -> Plan:
         lanes,
         tuple(sizes.k + m if m != REPLICATED else REPLICATED for m in m_warps),
     )
-    return TensorPlan(sizes, multiply, accumulators, held, m_warps, n_warps, k_bits)
+    return TensorPlan(sizes, multiply, accumulators, held, m_warps, n_warps, k_bits, found)
+
+
+def _plan_warpgroups(sizes: Sizes, dtype: DType, machine: GpuMachine, warps: int) -> WarpgroupPlan | str:
+    """Or why not. 32-bit floats are rounded on their way through registers, which these instructions do not have."""
+    if not dtype.is_half:
+        return f"a warpgroup multiplies f16 and bf16, not {dtype.short}"
+    if warpgroup_multiply(8, dtype).missing(machine):
+        return f"{machine.capability} has no warpgroup instructions"
+    if warps < _GROUP_WARPS:
+        return f"a warpgroup has 4 warps, the block {1 << warps}"
+    if sizes.m < _GROUP_ROWS:
+        return f"a warpgroup has {ROWS} rows, the tile {1 << sizes.m}"
+    if min(sizes.n, sizes.k) < _SMALLEST:
+        return f"rows of shared memory need {1 << _SMALLEST} elements at least"
+    m, n = sizes.m, sizes.n
+    m_warps, n_warps = [_ROW_BITS, _ROW_BITS + 1], [REPLICATED] * _GROUP_WARPS
+    for _ in range(_GROUP_WARPS, warps):
+        rows = m > _GROUP_ROWS
+        if not rows and n <= _GROUP_COLUMNS:
+            return f"{1 << warps} warps are more than a tile of {1 << sizes.m} x {1 << sizes.n} has work for"
+        m, n = (m - 1, n) if rows else (m, n - 1)
+        m_warps.append(m if rows else REPLICATED)
+        n_warps.append(REPLICATED if rows else n)
+    columns = min(1 << n, MAX_COLUMNS)
+    depth = _DEPTHS[dtype].bit_length() - 1
+    split = (tuple(m_warps), tuple(n_warps))
+    plan = WarpgroupPlan(sizes, dtype, columns, _NOTHING, _NOTHING, *split, depth)
+    sums, left, _ = plan.multiply(True).fragments
+    registers, lanes = _bits(sums, sizes.n)
+    batches = range(sizes.m + sizes.n, sizes.m + sizes.n + sizes.batch)
+    accumulators = Layout(
+        (*registers, *plan.n_tiles, *(sizes.n + bit for bit in plan.m_tiles), *batches),
+        lanes,
+        tuple(b if b != REPLICATED else sizes.n + a for a, b in zip(*split, strict=True)),
+    )
+    registers, lanes = _bits(left, sizes.k)
+    batches = range(sizes.m + sizes.k, sizes.m + sizes.k + sizes.batch)
+    held = Layout(
+        (*registers, *plan.k_steps, *(sizes.k + bit for bit in plan.m_tiles), *batches),
+        lanes,
+        tuple(sizes.k + a if a != REPLICATED else REPLICATED for a in m_warps),
+    )
+    return WarpgroupPlan(sizes, dtype, columns, accumulators, held, *split, depth)
 
 
 _NOTHING = Layout((), (), ())
@@ -130,7 +222,7 @@ def _split(sizes: Sizes, warps: int, chained: bool) -> tuple[tuple[int, ...], tu
 
 
 def _bits(fragment: Fragment, columns: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of registers and of lanes, as bits of row * 2**columns + column."""
+    """The bits of registers and of lanes, as bits of row * 2**columns + column."""
 
     def bit(lane: int, n: int) -> int:
         row, column = fragment.element(lane, n)
@@ -147,19 +239,24 @@ def _bits(fragment: Fragment, columns: int) -> tuple[tuple[int, ...], tuple[int,
 
 @dataclass(frozen=True)
 class SharedTile:
-    """A matrix in shared memory, rows of 16-byte chunks, chunks of neighbouring rows exchanged (swizzled) so that eight
-    rows at one column lie in different banks. `masks`: by bit of the element's number, the bits of the address."""
+    """A matrix in shared memory, in panels of rows of up to 128 bytes, 16-byte chunks of neighbouring rows exchanged
+    (swizzled) so that eight rows at one column lie in different banks. `masks`: by bit of the element's number, the
+    bits of the address."""
 
     masks: tuple[int, ...]
     by_rows: bool  # neighbours lie along the last axis
+    row_bytes: int = 0
+    panel_bytes: int = 0  # how far the next panel is
 
 
 def shared_tile(rows: int, columns: int, batch: int, size: int, *, by_rows: bool) -> SharedTile:
-    """Of a matrix with so many bits of rows and columns."""
+    """The shared-memory tile of a matrix with this many bits of rows and columns."""
     inner, outer = (columns, rows) if by_rows else (rows, columns)
-    row_bytes = size << inner
+    row_bytes = min(size << inner, PANEL_BYTES)
+    panel_bytes = row_bytes << outer
+    whole = (row_bytes // size).bit_length() - 1  # bits within a row of a panel
     chunks = row_bytes // 16
-    along = [size << bit for bit in range(inner)]
+    along = [size << bit if bit < whole else panel_bytes << (bit - whole) for bit in range(inner)]
     across = []
     for bit in range(outer):
         skipped = 0 if chunks >= 8 else 1 if chunks == 4 else 2
@@ -168,4 +265,4 @@ def shared_tile(rows: int, columns: int, batch: int, size: int, *, by_rows: bool
         across.append(row_bytes << bit | swizzled)
     low, high = (along, across) if by_rows else (across, along)
     batches = [(size << (rows + columns)) << bit for bit in range(batch)]
-    return SharedTile((*low, *high, *batches), by_rows)
+    return SharedTile((*low, *high, *batches), by_rows, row_bytes, panel_bytes)

@@ -47,11 +47,15 @@ class Control(Dots):
             self.store(op)
             return
         (result,) = op.results
+        self.visited[op] = self.scope
         if isinstance(result.type, BlockPointerType):
             self._block_pointer(op, result)
             return
         layout = self.homes.of(result)
-        if name in ("load", "load_block"):
+        if op in self.read_back:
+            masks, ring = self.read_back[op]
+            self.define(result, layout, self.take(tile_type(result).element, layout, masks, ring))
+        elif name in ("load", "load_block"):
             self.define(result, layout, self.load(op, result, layout))
         elif name == "atomic_add":
             uniform = layout if shape_of(result) else self.homes.uniform
@@ -62,6 +66,10 @@ class Control(Dots):
             self.define(result, layout, self.cumsum(op, result, layout))
         elif name == "sort":
             self.define(result, layout, self.sort(op, result, layout))
+        elif name == "flip":
+            self.define(result, layout, self.flip(op, result, layout))
+        elif name == "split":
+            self.define(result, layout, self.split(op, result))
         elif name == "dot":
             self.define(result, layout, self.dot(op, result))
         elif not shape_of(result):
@@ -173,6 +181,7 @@ class Control(Dots):
             self.define(index, self.homes.uniform, name)
             self.define_cells(params, cells)
             self.block(node.body)
+            assert self.pending is None, "a dot of the body starts the copies"
             tail = self.assigned(cells, node.body.yields, node.results)
             if prefetch is not None:
                 tail += prefetch.end_iteration()

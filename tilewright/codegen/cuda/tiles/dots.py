@@ -5,47 +5,67 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.codegen.cuda.scalars import conversion
-from tilewright.codegen.cuda.tiles.along import Along
-from tilewright.codegen.cuda.tiles.assign import shape_of
-from tilewright.codegen.cuda.tiles.contraction import FmaPlan, SharedTile, TensorPlan, shared_tile
+from tilewright.codegen.cuda.tiles.assign import VIEWS, shape_of
+from tilewright.codegen.cuda.tiles.contraction import FmaPlan, SharedTile, TensorPlan, WarpgroupPlan
 from tilewright.codegen.cuda.tiles.moves import vector_width
 from tilewright.codegen.cuda.tiles.text import THREAD, element_type, loop, of_bits
 from tilewright.codegen.cuda.tiles.values import tile_type
+from tilewright.codegen.cuda.tiles.warpgroups import Warpgroups
 from tilewright.dtypes import DType
 from tilewright.hw import tensor_cores
 from tilewright.hw.intrinsics import Intrinsic, PtxAssembly
-from tilewright.tile.ir import Op, Value
+from tilewright.tile.ir import Op, Value, blocks_of, operands_of, walk
 from tilewright.tile.passes.layouts import LANES, REPLICATED, Layout
 from tilewright.tile.passes.shared_memory import SharedBuffer
 
 _WORD = 4  # bytes of a register
 
 
-class Dots(Along):
+class Dots(Warpgroups):
     def dot(self, op: Op, value: Value) -> str:
         plan = self.homes.plans[op]
         kind, layout = tile_type(value), plan.accumulators
-        name, declared = self.array(kind.dtype, layout.size)
-        first = "0"
-        if len(op.operands) == 3:
-            first = self.at(op.operands[2], layout, "r")
-        self.step([declared, *loop("r", layout.size, f"{name}[r] = {first};")])
+        found = self._given_up(op, layout)
+        if found is None:
+            name, declared = self.array(kind.dtype, layout.size)
+            first = self.at(op.operands[2], layout, "r") if len(op.operands) == 3 else "0"
+            self.step([declared, *loop("r", layout.size, f"{name}[r] = {first};")])
+        else:
+            name = found
         if isinstance(plan, FmaPlan):
             self._by_fma(op, plan, name)
+        elif isinstance(plan, WarpgroupPlan):
+            self.by_warpgroups(op, plan, name)
         else:
             self._by_tensor_cores(op, plan, name)
         return name
 
-    def shared_operand(self, op: Op, number: int) -> SharedTile | None:
-        """How an operand lies in shared memory; None where it is in registers as the instruction takes it."""
-        plan, value = self.homes.plans[op], op.operands[number]
-        sizes, dtype = plan.sizes, tile_type(value).dtype
-        rows, columns = (sizes.m, sizes.k) if number == 0 else (sizes.k, sizes.n)
-        if isinstance(plan, FmaPlan):
-            return SharedTile(tuple(dtype.bytes << bit for bit in range(rows + columns + sizes.batch)), True)
-        if number == 0 and self.homes.of(value).holds(plan.left):
+    def _given_up(self, op: Op, layout: Layout) -> str | None:
+        """The registers of what the products are added to, where nothing else uses them: the sums stay in them. It was
+        computed, or came into this iteration, in the block of the dot: a loop inside would change it repeatedly."""
+        if len(op.operands) < 3:
             return None
-        return self._tile(value, rows, columns, sizes.batch, k_last=number == 0)
+        start = op.operands[2]
+        defined = self.homes.definitions.get(start)
+        if defined is not None and (defined.name in VIEWS or self.homes.is_cheap(start)):
+            return None  # it may have the name of something else
+        if len(self.homes.users.get(start, ())) > 1 or start in self.region_uses:
+            return None
+        return self.scope.names.get((start, layout))
+
+    @property
+    def region_uses(self) -> set[Value]:
+        """Values that loops and branches take or yield."""
+        if self._region_uses is None:
+            found = set(self.program.body.yields)
+            for node in walk(self.program.body):
+                for block in blocks_of(node):
+                    found |= set(block.yields)
+                found |= set(() if isinstance(node, Op) else operands_of(node))
+            self._region_uses = found
+        return self._region_uses
+
+    _region_uses: set[Value] | None = None
 
     # -- tensor cores ------------------------------------------------------------------------------------------------
 
@@ -137,17 +157,6 @@ class Dots(Along):
             of_bits("z", batches),
         ]
         return f"{self.address(buffer)} + ({' ^ '.join(part for part in parts if part != '0') or '0'})"
-
-    def _tile(self, value: Value, rows: int, columns: int, batch: int, *, k_last: bool) -> SharedTile:
-        """How an operand lies in shared memory: as its threads hold neighbours, if the instruction that loads it can
-        transpose, and otherwise with neighbours along k."""
-        dtype = tile_type(value).dtype
-        by_rows = k_last
-        if dtype.bytes == 2:
-            layout = self.homes.of(value)
-            inner = next((bit for bit in (*layout.registers, *layout.lanes) if bit != REPLICATED), 0)
-            by_rows = inner < columns
-        return shared_tile(rows, columns, batch, dtype.bytes, by_rows=by_rows)
 
     # -- instructions ------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilewright.codegen.cuda.emit import included
+from tilewright.codegen.cuda.tiles.contraction import described
 from tilewright.codegen.cuda.tiles.pipeline import Pipelines
+from tilewright.codegen.cuda.tiles.tensor_maps import TensorMap
 from tilewright.codegen.cuda.tiles.text import THREAD, element_type
 from tilewright.codegen.cuda.tiles.values import tile_type
 from tilewright.errors import SharedMemoryError
@@ -49,6 +51,9 @@ class TileSource:
     shared_bytes: int
     conversions: tuple[str, ...]  # types of the tiles that change their layout through shared memory
     barriers: int
+    dots: tuple[str, ...] = ()  # the instruction of each, and why it is none of a warpgroup
+    maps: tuple[TensorMap, ...] = ()  # parameters behind those of the program
+    unbulked: tuple[str, ...] = ()  # why the copy engine does not bring the loads of pipelined loops
 
     @property
     def text(self) -> str:
@@ -56,10 +61,19 @@ class TileSource:
 
 
 def emit_tile_program(
-    program: TileProgram, facts: Facts, machine: GpuMachine, warps: int, stages: int = 1
+    program: TileProgram,
+    facts: Facts,
+    machine: GpuMachine,
+    warps: int,
+    stages: int = 1,
+    *,
+    bulk_copies: bool = True,
+    grid: tuple[int, int, int] | None = None,
 ) -> TileSource:
-    """SharedMemoryError, at the user's line, where tiles need more shared memory than a block may have."""
-    return _Emitter(program, facts, machine, warps.bit_length() - 1, stages).source()
+    """SharedMemoryError, at the user's line, where tiles need more shared memory than a block may have. `bulk_copies`:
+    False where the launch cannot encode tensor maps. `grid`: where it is known, and the blocks of the launch have one
+    axis."""
+    return _Emitter(program, facts, machine, warps.bit_length() - 1, stages, bulk_copies, grid).source()
 
 
 def headers() -> str:
@@ -74,6 +88,7 @@ class _Emitter(Pipelines):
             params.append(f"{element_type(tile_type(param).element)} {name}")
             self.define(param, self.homes.uniform, name)
         self.block(self.program.body)
+        params += [f"const __grid_constant__ TensorMap map{number}" for number in range(len(self.maps))]
         nodes = self.scope.nodes
         offsets, total = allocate(nodes)
         self._check_shared(nodes, offsets, total)
@@ -83,8 +98,13 @@ class _Emitter(Pipelines):
             f"  const int {THREAD} = threadIdx.x;",
         ]
         if offsets:
-            lines.append("  extern __shared__ __align__(128) unsigned char shared[];")
+            lines.append("  extern __shared__ __align__(1024) unsigned char shared[];")
             lines.append("  const unsigned smem = shared_address(shared);")
+        if self.maps:
+            maps = " ".join(f"prefetch_map(map{number});" for number in range(len(self.maps)))
+            lines.append(f"  if ({THREAD} == 0) {{ {maps} }}")
+        if self.uses_warp:
+            lines.append(f"  const int warp = __shfl_sync(0xffffffffu, {THREAD} >> 5, 0);")
         _Text(lines, guarded).nodes(nodes, 1)
         text = "\n".join([*lines, "}", ""])
         numbers = {buffer.name: str(offset) for buffer, offset in offsets.items()}
@@ -98,6 +118,9 @@ class _Emitter(Pipelines):
             total,
             tuple(self.conversions),
             len(guarded),
+            tuple(described(plan) for plan in self.homes.plans.values()),
+            tuple(self.maps),
+            tuple(self.unbulked.values()),
         )
 
     def _check_shared(self, nodes: Sequence[CodeNode], offsets: dict[SharedBuffer, int], total: int) -> None:

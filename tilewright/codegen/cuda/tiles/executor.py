@@ -1,13 +1,15 @@
 """The executor of tile kernels on NVIDIA GPUs: `tile/executors.py` has the contract.
 
 A launch goes to PyTorch's current stream of its current device, through the driver. Arguments are packed into one
-block of memory, whose addresses were prepared: a warm call is that, one call of the driver, and nothing else.
+block of memory, whose addresses were prepared: a warm call is that, one call of the driver, and nothing else. Tensor
+maps lie in the same memory; they are encoded again when an argument changes that they depend on.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import operator
 import struct
 import threading
 from collections.abc import Callable, Sequence
@@ -20,11 +22,13 @@ import msgspec
 from tilewright.codegen.cache import ObjectCache
 from tilewright.codegen.cuda import toolchain
 from tilewright.codegen.cuda.tiles.emit import SYMBOL, TileSource, emit_tile_program
+from tilewright.codegen.cuda.tiles.tensor_maps import TensorMap
 from tilewright.codegen.cuda.toolchain import Compiled
 from tilewright.dtypes import DType
-from tilewright.errors import CacheError, KernelArgumentError, OptionError, SharedMemoryError
+from tilewright.errors import CacheError, DeviceError, KernelArgumentError, OptionError, SharedMemoryError
 from tilewright.hw.gpu import GpuMachine, detect
 from tilewright.runtime.cuda.device import CudaFunction, Device
+from tilewright.runtime.cuda.tensor_maps import MAP_BYTES, encoded
 from tilewright.support.fingerprint import fingerprint
 from tilewright.tile.executors import Facts, Launchable, Options
 from tilewright.tile.ir import Op, TileProgram, TileType, Value, walk
@@ -66,12 +70,18 @@ class Executor:
         if prints(program):
             return None
         source, compiled, symbol = self.build(program, facts, options)
-        return _Launchable(program, source, compiled.cubin, symbol)
 
-    def build(self, program: TileProgram, facts: Facts, options: Options) -> tuple[TileSource, Compiled, str]:
+        def without_maps() -> _Launchable:
+            return _Launchable(program, *self.build(program, facts, options, bulk_copies=False))
+
+        return _Launchable(program, source, compiled, symbol, without_maps)
+
+    def build(
+        self, program: TileProgram, facts: Facts, options: Options, *, bulk_copies: bool = True
+    ) -> tuple[TileSource, Compiled, str]:
         """The text, the machine code, and the kernel's name in it. Needs no card."""
         machine = self.machine
-        source = _emitted(program, facts, machine, options)
+        source = emitted(program, facts, machine, options, bulk_copies=bulk_copies)
         key = fingerprint("tile", source.text, machine.capability, _generator_version())
         symbol = f"tw_{key}"
         found = self.cache.get(key) if self.cache is not None else None
@@ -84,18 +94,29 @@ class Executor:
         return source, compiled, symbol
 
     def source(self, program: TileProgram, facts: Facts, options: Options) -> str:
-        return _emitted(program, facts, self.machine, options).kernel
+        return emitted(program, facts, self.machine, options).kernel
 
 
 def prints(program: TileProgram) -> bool:
     return any(isinstance(node, Op) and node.name == "print" for node in walk(program.body))
 
 
-def _emitted(program: TileProgram, facts: Facts, machine: GpuMachine, options: Options) -> TileSource:
+def emitted(
+    program: TileProgram,
+    facts: Facts,
+    machine: GpuMachine,
+    options: Options,
+    *,
+    bulk_copies: bool = True,
+    grid: tuple[int, int, int] | None = None,
+) -> TileSource:
+    """With the options of a launch; `emit.py` has the others."""
     warps, stages = checked_options(options)
     while True:
         try:
-            return emit_tile_program(program, facts, machine, warps, stages)
+            return emit_tile_program(
+                program, facts, machine, warps, stages, bulk_copies=bulk_copies, grid=grid
+            )
         except SharedMemoryError:
             if "stages" in options or stages == 1:
                 raise
@@ -125,8 +146,20 @@ def checked_options(options: Options) -> tuple[int, int]:
 class _Launchable:
     """A kernel, loaded on each device where it is launched first."""
 
-    def __init__(self, program: TileProgram, source: TileSource, cubin: bytes, symbol: str) -> None:
-        self._source, self._cubin, self._symbol = source, cubin, symbol
+    def __init__(
+        self,
+        program: TileProgram,
+        source: TileSource,
+        compiled: Compiled,
+        symbol: str,
+        without_maps: Callable[[], _Launchable] | None = None,
+    ) -> None:
+        """`without_maps`: the same kernel, for arguments that have no tensor maps."""
+        self._source, self._cubin, self._symbol = source, compiled.cubin, symbol
+        self._maps, self._without_maps = source.maps, without_maps
+        self._other: _Launchable | None = None
+        # What the maps depend on.
+        self._read = operator.itemgetter(*_parameters(source.maps)) if source.maps else None
         layout = struct.Struct("=" + "".join(_slot(param) for param in program.params))
         self._pack, self._count = layout.pack_into, len(program.params)
         self._functions: dict[int, CudaFunction] = {}
@@ -145,6 +178,11 @@ class _Launchable:
         except AttributeError:
             slots, parameters = self._local.arguments = self._argument_memory()
         self._pack(slots, 0, *values)
+        if self._read is not None:
+            read = self._read(values)
+            if read != self._local.mapped and not self._encode(slots, read, values):
+                self._plain()(grid, values)
+                return
         if grid[1] > _MAX_GRID[1] or grid[2] > _MAX_GRID[2]:
             raise KernelArgumentError(
                 f"the grid of {self._name} is {grid}, and a GPU's has at most {_MAX_GRID}",
@@ -153,14 +191,49 @@ class _Launchable:
         function.launch_grid(grid, self._source.threads, parameters, self._stream(device))
 
     def _argument_memory(self) -> tuple[Any, int]:
-        """A slot of 8 bytes for each argument, and the address of the slots' addresses."""
-        slots = (ctypes.c_uint64 * max(1, self._count))()
+        """A slot of 8 bytes for each argument, the tensor maps behind them, and the address of all their addresses."""
+        count, maps = max(1, self._count), len(self._maps)
+        first_map = -(-8 * count // MAP_BYTES) * MAP_BYTES
+        size = first_map + MAP_BYTES * maps
+        memory = (ctypes.c_uint8 * (size + MAP_BYTES))()
+        begin = -ctypes.addressof(memory) % MAP_BYTES
+        slots = (ctypes.c_uint8 * size).from_buffer(memory, begin)
         first = ctypes.addressof(slots)
-        pointers = (ctypes.c_void_p * max(1, self._count))(
-            *(first + 8 * n for n in range(max(1, self._count)))
-        )
-        slots._kept = pointers  # type: ignore[attr-defined]
+        addresses = [first + 8 * n for n in range(count)]
+        addresses += [first + first_map + MAP_BYTES * n for n in range(maps)]
+        pointers = (ctypes.c_void_p * len(addresses))(*addresses)
+        self._local.mapped, self._local.kept = None, (memory, pointers)
         return slots, ctypes.addressof(pointers)
+
+    def _encode(self, slots: Any, read: Any, values: Sequence[Any]) -> bool:
+        """The tensor maps of these arguments, into the memory of arguments; False where the driver has none."""
+        first = -(-8 * max(1, self._count) // MAP_BYTES) * MAP_BYTES
+        for number, each in enumerate(self._maps):
+            rows, columns, stride = (part.of(values) for part in (each.rows, each.columns, each.stride))
+            box = each.box
+            try:
+                found = encoded(
+                    values[each.parameter],
+                    box.dtype.short,
+                    rows,
+                    columns,
+                    stride * box.dtype.bytes,
+                    box.rows,
+                    box.columns,
+                )
+            except DeviceError:
+                return False
+            at = first + MAP_BYTES * number
+            slots[at : at + MAP_BYTES] = found
+        self._local.mapped = read
+        return True
+
+    def _plain(self) -> _Launchable:
+        assert self._without_maps is not None
+        with self._lock:
+            if self._other is None:
+                self._other = self._without_maps()
+            return self._other
 
     def _load(self, device: int) -> CudaFunction:
         with self._lock:
@@ -168,6 +241,17 @@ class _Launchable:
                 card = Device(device)
                 self._functions[device] = card.load(self._cubin, self._symbol, self._source.shared_bytes)
             return self._functions[device]
+
+
+def _parameters(maps: Sequence[TensorMap]) -> list[int]:
+    """The numbers of the parameters that tensor maps depend on."""
+    found: set[int] = set()
+    waiting = [part for each in maps for part in (each.rows, each.columns, each.stride)]
+    while waiting:
+        part = waiting.pop()
+        found |= {part.value} if part.name == "parameter" else set()
+        waiting += part.operands
+    return sorted(found | {each.parameter for each in maps})
 
 
 @lru_cache(maxsize=1)

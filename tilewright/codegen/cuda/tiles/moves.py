@@ -63,7 +63,13 @@ class Moves(Values):
     # -- shared memory -----------------------------------------------------------------------------------------------
 
     def put(
-        self, held: str, element: Element, layout: Layout, masks: Sequence[int], buffer: SharedBuffer
+        self,
+        held: str,
+        element: Element,
+        layout: Layout,
+        masks: Sequence[int],
+        buffer: SharedBuffer,
+        after: str = "",
     ) -> None:
         """All elements of a tile to shared memory, by one thread each."""
         width = vector_width(layout, masks, element_bytes(element))
@@ -72,7 +78,7 @@ class Moves(Values):
         lines = ["#pragma unroll", f"for (int r = 0; r < {layout.size}; r += {width}) {line}"]
         if layout.replicated:
             lines = [f"if (({THREAD} & {layout.replicated}) == 0) {{", *lines, "}"]
-        self.step(lines, writes=(buffer,))
+        self.step([*lines, after] if after else lines, writes=(buffer,))
 
     def take(self, element: Element, layout: Layout, masks: Sequence[int], buffer: SharedBuffer) -> str:
         """A tile from shared memory, to all threads."""
@@ -86,16 +92,18 @@ class Moves(Values):
         )
         return name
 
-    def in_shared(self, value: Value, masks: tuple[int, ...], what: str) -> SharedBuffer:
-        """A tile in shared memory, put there where it is defined."""
+    def in_shared(
+        self, value: Value, masks: tuple[int, ...], what: str, *, after: str = "", alignment: int = 0
+    ) -> SharedBuffer:
+        """A tile in shared memory, put there where it is defined. `after`: a line after the stores."""
         for scope in reversed(self.scopes):
             found = scope.buffers.get((value, masks))
             if found is not None:
                 return found
         if value not in self.homes.home:
-            return self._placed(value, masks, what)
+            return self._placed(value, masks, what, after, alignment)
         with self.at_definition(self._source(value)):
-            return self._placed(value, masks, what)
+            return self._placed(value, masks, what, after, alignment)
 
     def _source(self, value: Value) -> Value:
         """The value that a view shows, whose definition is a point in the code."""
@@ -103,11 +111,13 @@ class Moves(Values):
             value = next(each for each in self.homes.definitions[value].operands if each in self.homes.home)
         return value
 
-    def _placed(self, value: Value, masks: tuple[int, ...], what: str) -> SharedBuffer:
+    def _placed(
+        self, value: Value, masks: tuple[int, ...], what: str, after: str, alignment: int
+    ) -> SharedBuffer:
         element, layout = tile_type(value).element, self.homes.of(value)
         held = self.get(value, layout)
-        buffer = self.buffer(element_bytes(element) << bits_of(shape_of(value)), what)
-        self.put(held, element, layout, masks, buffer)
+        buffer = self.buffer(element_bytes(element) << bits_of(shape_of(value)), what, alignment)
+        self.put(held, element, layout, masks, buffer, after)
         self.scope.buffers[value, masks] = buffer
         return buffer
 

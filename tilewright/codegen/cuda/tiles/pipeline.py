@@ -4,53 +4,52 @@
     in each iteration     wait for its copies; barrier; copies of the iteration stages - 1 ahead; the body
     after the loop        wait for all copies
 
-A load is copied ahead if a dot of the body is all that uses it, what it does not read is zero, its accesses are 4, 8
-or 16 bytes wide, no store of the loop may change what it reads, and its addresses follow from the loop's index and from
-carried values that such arithmetic computes: that part of the body runs ahead, with variables of its own. A copy goes
-to a ring of slots, one for each stage. One barrier an iteration is enough: it is behind the wait for what the iteration
-reads, and before copies to the slot that the iteration before has read.
+A load is copied ahead if what it does not read is zero, its accesses are 4, 8 or 16 bytes wide, no store of the loop
+may change what it reads, and its addresses follow from the loop's index and from carried values that such arithmetic
+computes: that part of the body runs ahead, with variables of its own. A copy goes to a ring of slots, one for each
+stage: where dots of the body are all that uses the load, as their operand; where an operand is computed from it, such
+that each thread reads back what it has copied. One barrier an iteration is enough: it is behind the wait for what the
+iteration reads, and before copies to the slot that the iteration before has read. Where a warpgroup multiplies, the
+copies are started beside its multiplications.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import TypeGuard
 
 from tilewright.codegen.cuda.tiles.assign import shape_of
-from tilewright.codegen.cuda.tiles.control import Cell, Control
+from tilewright.codegen.cuda.tiles.bulk_pipeline import BulkPrefetch
+from tilewright.codegen.cuda.tiles.contraction import WarpgroupPlan
+from tilewright.codegen.cuda.tiles.control import Control
 from tilewright.codegen.cuda.tiles.moves import vector_width
-from tilewright.codegen.cuda.tiles.text import THREAD, element_type, of_bits
+from tilewright.codegen.cuda.tiles.prefetch import Copied, Prefetch
+from tilewright.codegen.cuda.tiles.tensor_maps import BulkCopies, BulkCopy
+from tilewright.codegen.cuda.tiles.text import THREAD, of_bits
 from tilewright.codegen.cuda.tiles.values import tile_type
+from tilewright.codegen.cuda.tiles.warpgroups import ATOM_BYTES
 from tilewright.dtypes import DType
-from tilewright.tile.ir import Block, BlockPointerType, For, If, Op, Value, While, blocks_of, walk
+from tilewright.tile.ir import Block, BlockPointerType, For, Op, Value, walk
 from tilewright.tile.op import Effect
 from tilewright.tile.ops import OPS
 from tilewright.tile.passes.coalesce import access_elements
-from tilewright.tile.passes.layouts import REPLICATED, transposed_bits
+from tilewright.tile.passes.layouts import REPLICATED, Layout, transposed_bits
 from tilewright.tile.passes.shared_memory import SharedBuffer
 
 _COPY_BYTES = (4, 8, 16)
-
-
-@dataclass(frozen=True)
-class _Copied:
-    """A load, and where it goes. `operands`: of dots, with the masks that they look for."""
-
-    op: Op
-    masks: tuple[int, ...]
-    operands: tuple[tuple[Value, tuple[int, ...]], ...]
-    width: int
-    ring: SharedBuffer
+_RESERVED_BYTES = 4096  # of shared memory, for barriers and what else a loop may need
+_GATHER = ("load", "reduce", "cumsum", "sort", "atomic_add")
 
 
 class Pipelines(Control):
-    def prefetch(self, node: For) -> _Prefetch | None:
+    def prefetch(self, node: For) -> Prefetch | None:
         if self.stages < 2:
             return None
         loads = [
             each for each in node.body.nodes if isinstance(each, Op) and each.name in ("load", "load_block")
         ]
-        copied: list[_Copied] = []
+        copied: list[Copied] = []
         for op in loads:
             self.op = op
             found = self._copied(op, node)
@@ -58,20 +57,79 @@ class Pipelines(Control):
                 copied.append(found)
         if not copied:
             return None
-        return _Prefetch(self, node, copied)
+        multiplies = [each for each in node.body.nodes if self._by_warpgroup(each)]
+        bulk = self._bulk(copied, node)
+        if bulk is not None:
+            running = self._left_running(multiplies, node, copied)
+            if running is not None:
+                copied = self._with_one_more_slot(copied)
+            return BulkPrefetch(self, node, copied, multiplies, bulk, running)
+        return Prefetch(self, node, copied, multiplies)
 
-    def _copied(self, op: Op, node: For) -> _Copied | None:
+    def _with_one_more_slot(self, copied: list[Copied]) -> list[Copied]:
+        """For the iteration whose multiplications still run, where there is room for it."""
+        more = [each.slot_bytes * (each.slots + 1) for each in copied]
+        if sum(more) > self.machine.shared_block - _RESERVED_BYTES:
+            return copied
+        return [
+            replace(each, ring=replace(each.ring, bytes=size), slots=each.slots + 1)
+            for each, size in zip(copied, more, strict=True)
+        ]
+
+    def _by_warpgroup(self, node: object) -> TypeGuard[Op]:
+        return isinstance(node, Op) and isinstance(self.homes.plans.get(node), WarpgroupPlan)
+
+    def _bulk(self, copied: Sequence[Copied], node: For) -> list[BulkCopy] | None:
+        """How the copy engine brings all loads of a loop to dots of warpgroups; None if it cannot bring one of them."""
+        if not self.bulk_copies:
+            self.unbulked[node] = "no tensor maps are asked for"
+            return None
+        known = BulkCopies(self.program, self.axes, self.machine)
+        found = []
+        for each in copied:
+            users = [user for value, _ in each.operands for user in self.homes.users[value]]
+            dots = bool(users) and all(self._by_warpgroup(user) or user.name == "trans" for user in users)
+            plan = known.plan(each.op, each.masks) if dots else "warpgroups do not multiply it"
+            if isinstance(plan, str):
+                self.unbulked[node] = plan
+                return None
+            found.append(plan)
+        return found
+
+    def _left_running(self, multiplies: Sequence[Op], node: For, copied: Sequence[Copied]) -> Op | None:
+        """The one dot of a body that adds to what the loop carries, whose operands all lie in rings, and whose sums
+        nothing else in the body reads."""
+        dots = [each for each in walk(node.body) if isinstance(each, Op) and each.name == "dot"]
+        if len(dots) != 1 or list(multiplies) != dots or len(dots[0].operands) < 3:
+            return None
+        (dot,) = dots
+        in_rings = {value for each in copied for value, _ in each.operands}
+        if not in_rings.issuperset(dot.operands[:2]):
+            return None
+        start, (result,) = dot.operands[2], dot.results
+        params = node.body.params[1:]
+        if start not in params or self.homes.users.get(result) or len(self.homes.users[start]) > 1:
+            return None
+        number = params.index(start)
+        yields = [n for n, value in enumerate(node.body.yields) if value is result]
+        same = self.homes.of(start) == self.homes.of(result)
+        return dot if yields == [number] and start not in self.region_uses and same else None
+
+    def _copied(self, op: Op, node: For) -> Copied | None:
         (result,) = op.results
         layout, kind = self.homes.of(result), tile_type(result)
         if not kind.shape or not self._zero_outside(op) or self._overwritten(op, node):
             return None
-        operands = self._operands(result, node.body)
-        if not operands:
-            return None
+        operands = self._operands(result, node.body) or []
         own = {masks for _, masks, _ in operands}
-        if len(own) != 1 or self.slice_of(node, op.operands) is None:
+        if len(own) > 1 or self.slice_of(node, op.operands) is None:
             return None
-        (masks,) = own
+        if own:
+            (masks,) = own
+        elif self._feeds_dot(result, node.body):
+            masks = _read_back(layout, kind.dtype.bytes)
+        else:
+            return None
         pointers, constancy = self.homes.pointers(op)
         width = access_elements(layout, kind.shape, pointers, constancy, kind.dtype.bytes)
         width = min(width, vector_width(layout, masks, kind.dtype.bytes))
@@ -79,8 +137,9 @@ class Pipelines(Control):
             return None
         size = kind.dtype.bytes * (1 << len(masks)) * self.stages
         what = f"{self.stages} stages of an operand of dot"
-        ring = SharedBuffer(self.name("shared"), size, what, op.where, ring=True)
-        return _Copied(op, masks, tuple((value, used) for value, _, used in operands), width, ring)
+        ring = SharedBuffer(self.name("shared"), size, what, op.where, ring=True, alignment=ATOM_BYTES)
+        used = tuple((value, each) for value, _, each in operands)
+        return Copied(op, masks, used, width, ring, self.stages)
 
     def _operands(
         self, result: Value, body: Block
@@ -111,6 +170,20 @@ class Pipelines(Control):
                             (value, tuple(tile.masks[bits[n]] for n in range(len(bits))), tile.masks)
                         )
         return found
+
+    def _feeds_dot(self, result: Value, body: Block) -> bool:
+        """Whether an operand of a dot of the body is computed from it, one element from one."""
+        waiting, seen = [result], {result}
+        while waiting:
+            for user in self.homes.users.get(waiting.pop(), ()):
+                if user not in body.nodes:
+                    continue
+                if user.name == "dot":
+                    return any(each in seen for each in user.operands[:2])
+                fresh = [each for each in user.results if each not in seen and user.name not in _GATHER]
+                seen.update(fresh)
+                waiting += fresh
+        return False
 
     def _zero_outside(self, op: Op) -> bool:
         if op.name == "load_block":
@@ -168,28 +241,9 @@ class Pipelines(Control):
             waiting += op.operands
         return ops, sorted(carried)
 
-    @property
-    def region_uses(self) -> set[Value]:
-        """Values that loops and branches take or yield."""
-        if self._region_uses is None:
-            found = set(self.program.body.yields)
-            for node in walk(self.program.body):
-                for block in blocks_of(node):
-                    found |= set(block.yields)
-                if isinstance(node, For | While):
-                    found |= set(node.init)
-                if isinstance(node, For):
-                    found |= {node.lower, node.upper, node.step}
-                if isinstance(node, If):
-                    found.add(node.condition)
-            self._region_uses = found
-        return self._region_uses
-
-    _region_uses: set[Value] | None = None
-
     # -- code --------------------------------------------------------------------------------------------------------
 
-    def copy_ahead(self, copied: _Copied) -> None:
+    def copy_ahead(self, copied: Copied) -> None:
         """One load's copies, to the current slot of its ring."""
         op, (result,) = copied.op, copied.op.results
         layout, kind = self.homes.of(result), tile_type(result)
@@ -206,67 +260,13 @@ class Pipelines(Control):
         self.step(lines, reads=(self.resource(op, layout),), writes=(copied.ring,))
 
 
-class _Prefetch:
-    """The code around one loop."""
-
-    def __init__(self, emitter: Pipelines, node: For, copied: Sequence[_Copied]) -> None:
-        self.emitter, self.node, self.copied = emitter, node, copied
-        wanted = [operand for each in copied for operand in each.op.operands]
-        found = emitter.slice_of(node, wanted)
-        assert found is not None
-        self.ops, self.carried = found
-        self.params = [node.body.params[1 + n] for n in self.carried]
-        self.cells: list[list[Cell]] = emitter.cells(self.params, [node.init[n] for n in self.carried])
-        self.ahead, self.slot = emitter.name("ahead"), emitter.name("slot")
-        lower = emitter.scalar(node.lower)
-        # Threads may still read the slots of the loop before.
-        emitter.step([f"i64 {self.ahead} = {lower};", f"int {self.slot} = 0;", "__syncthreads();"])
-        with emitter.inside() as scope:
-            self._issue("s")
-        stages = emitter.stages
-        head = [f"#pragma unroll 1\nfor (int s = 0; s < {stages - 1}; ++s) {{"]
-        emitter.region(True, [(head, scope, ["}"])])
-
-    def _issue(self, slot: str) -> None:
-        """Copies of the iteration `ahead`, if there is one."""
-        emitter, node = self.emitter, self.node
-        index = node.body.params[0]
-        for each in self.copied:
-            emitter.slots[each.ring] = f"{slot} * {each.ring.bytes // emitter.stages}"
-        name = emitter.name()
-        with emitter.inside() as scope:
-            emitter.define(index, emitter.homes.uniform, name)
-            emitter.define_cells(self.params, self.cells)
-            for op in node.body.nodes:
-                if isinstance(op, Op) and op in self.ops:
-                    emitter.operation(op)
-            for each in self.copied:
-                emitter.copy_ahead(each)
-            yields = [node.body.yields[n] for n in self.carried]
-            tail = emitter.assigned(self.cells, yields, self.params)
-        kind = element_type(tile_type(index).element)
-        head = [f"if ({emitter.more(node, self.ahead)}) {{", f"  const {kind} {name} = ({kind}){self.ahead};"]
-        emitter.region(False, [(head, scope, [*tail, "}"])])
-        step = emitter.scalar(node.step)
-        emitter.step(["commit_copies();", f"{self.ahead} += {step};"])
-
-    def begin_iteration(self) -> None:
-        emitter, stages = self.emitter, self.emitter.stages
-        emitter.step([f"await_copies<{stages - 2}>();", "__syncthreads();"])
-        free = emitter.name("free")
-        emitter.step([f"const int {free} = {self.slot} ? {self.slot} - 1 : {stages - 1};"])
-        self._issue(free)
-        for each in self.copied:
-            emitter.slots[each.ring] = f"{self.slot} * {each.ring.bytes // stages}"
-            emitter.skipped.add(each.op)
-            for value, masks in each.operands:
-                emitter.scope.buffers[value, masks] = each.ring
-
-    def end_iteration(self) -> list[str]:
-        return [f"{self.slot} = {self.slot} + 1 == {self.emitter.stages} ? 0 : {self.slot} + 1;"]
-
-    def end(self) -> None:
-        self.emitter.step(["await_copies<0>();"])
+def _read_back(layout: Layout, size: int) -> tuple[int, ...]:
+    """Addresses at which the registers of one access lie together, and those of neighbouring threads behind them."""
+    vector = [bit for n, bit in enumerate(layout.registers) if size << n < max(_COPY_BYTES)]
+    threads = [bit for bit in layout.threads if bit != REPLICATED]
+    order = [*vector, *threads, *(bit for bit in layout.registers if bit not in vector)]
+    position = {bit: n for n, bit in enumerate(order)}
+    return tuple(size << position[bit] for bit in range(len(order)))
 
 
 def _bits(value: Value) -> range:

@@ -61,6 +61,47 @@ __device__ inline void await_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
+// Multiplications of warpgroups: they read what ordinary stores and copies have written only behind this fence.
+__device__ inline void fence_for_warpgroups() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ inline void begin_multiplications() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void commit_multiplications() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ inline u64 matrix_descriptor(unsigned address, u64 form) { return (address & 0x3ffff) >> 4 | form; }
+
+// The tensor copy engine: what it copies from, and barriers that count arrivals and bytes. A wait is for the end of the
+// phase with this parity; the one before the first has parity 1.
+struct alignas(64) TensorMap {
+  unsigned char at[128];
+};
+__device__ inline void prefetch_map(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+__device__ inline void begin_barrier(unsigned barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+__device__ inline void end_barrier(unsigned barrier) {
+  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+__device__ inline void fence_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ inline void expect_bytes(unsigned barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ inline void arrive(unsigned barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ inline void await_phase(unsigned barrier, unsigned parity) {
+  unsigned done;
+  do {
+    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.b32 %0, 1, 0, p;\n}\n"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+  } while (!done);
+}
+__device__ inline void await_multiplications_but_one() { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }
+
+// e to the power of x, within 2 + 1.2 |x| units of the last place; 0 below the normal numbers.
+__device__ inline f32 exponential(f32 x) { return power_of_two(x * 1.44269504f); }
+
 // N neighbours in global memory.
 template <int N, class T>
 __device__ inline void get_global(T* into, const T* from) {
@@ -105,6 +146,10 @@ template <>
 __device__ inline i16 other_lane<i16>(i16 x, int bits) {
   return (i16)__shfl_xor_sync(0xffffffffu, (int)x, bits);
 }
+template <>
+__device__ inline u16 other_lane<u16>(u16 x, int bits) {
+  return (u16)__shfl_xor_sync(0xffffffffu, (int)x, bits);
+}
 
 template <class T>
 __device__ inline T widest(T x) { return x; }
@@ -136,6 +181,8 @@ __device__ inline bool over_min(T x, int i, T y, int j) {
 __device__ inline f32 add_atomically(f32* to, f32 x) { return atomicAdd(to, x); }
 __device__ inline f64 add_atomically(f64* to, f64 x) { return atomicAdd(to, x); }
 __device__ inline i32 add_atomically(i32* to, i32 x) { return atomicAdd(to, x); }
+__device__ inline u32 add_atomically(u32* to, u32 x) { return atomicAdd(to, x); }
+__device__ inline u64 add_atomically(u64* to, u64 x) { return atomicAdd(to, x); }
 __device__ inline i64 add_atomically(i64* to, i64 x) { return (i64)atomicAdd((u64*)to, (u64)x); }
 template <class T>
 __device__ inline T add_half_atomically(T* to, T x) {

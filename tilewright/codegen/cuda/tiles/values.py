@@ -7,6 +7,7 @@ moved from its home through shared memory, once, where it is defined.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,13 +15,14 @@ from dataclasses import dataclass, field
 from tilewright import te
 from tilewright.codegen.cuda import scalars
 from tilewright.codegen.cuda.tiles.assign import VIEWS, Homes, shape_of
+from tilewright.codegen.cuda.tiles.tensor_maps import TensorMap
 from tilewright.codegen.cuda.tiles.text import THREAD, element_type, loop, of_bits, picked
 from tilewright.dtypes import DType
 from tilewright.errors import CodegenError
 from tilewright.hw.gpu import GpuMachine
 from tilewright.te.scalars import SCALARS
 from tilewright.tile.executors import Facts
-from tilewright.tile.ir import Op, Pointer, TileProgram, TileType, Value
+from tilewright.tile.ir import For, Op, Pointer, TileProgram, TileType, Value
 from tilewright.tile.passes.axes import analyse_axes
 from tilewright.tile.passes.layouts import (
     Layout,
@@ -34,6 +36,7 @@ from tilewright.tile.passes.shared_memory import CodeNode, Resource, SharedBuffe
 from tilewright.tile.passes.written import pointer_origins
 
 Element = DType | Pointer
+_SLOW = ("floordiv", "mod")
 
 
 @dataclass(eq=False)
@@ -57,17 +60,32 @@ class BlockPointer:
 
 class Values:
     def __init__(
-        self, program: TileProgram, facts: Facts, machine: GpuMachine, warps: int, stages: int = 1
+        self,
+        program: TileProgram,
+        facts: Facts,
+        machine: GpuMachine,
+        warps: int,
+        stages: int = 1,
+        bulk_copies: bool = True,
+        grid: tuple[int, int, int] | None = None,
     ) -> None:
-        """`warps`: the bits of a warp's number. `stages`: iterations whose operands are in shared memory at once."""
-        self.stages = stages
+        """`warps`: the bits of a warp's number. `stages`: iterations whose operands are in shared memory at once.
+        `bulk_copies`: whether the launch can encode tensor maps. `grid`: of a launch whose blocks have one axis."""
+        self.stages, self.bulk_copies, self.grid = stages, bulk_copies, grid
+        self.unbulked: dict[For, str] = {}  # loops whose loads the copy engine does not bring, and why
         self.skipped: set[Op] = set()  # loads that are copied to shared memory ahead
+        self.read_back: dict[
+            Op, tuple[tuple[int, ...], SharedBuffer]
+        ] = {}  # such loads that are read from there
         self.program, self.facts, self.machine, self.warps = program, facts, machine, warps
         self.threads = 32 << warps
         self.axes = analyse_axes(program, facts)
         self.homes = Homes(program, self.axes, machine, warps)
         self.origins = pointer_origins(program)
         self.scopes = [Scope()]
+        self.in_flight: dict[Op, tuple[str, int] | None] = {}
+        self.maps: list[TensorMap] = []  # that the kernel has as parameters
+        self.visited: dict[Op, Scope] = {}  # where the program has come by an operation
         self.blocks: dict[Value, BlockPointer] = {}
         self.functions: dict[str, str] = {}  # of instructions, by name
         self.count = 0
@@ -82,9 +100,14 @@ class Values:
         return self.scopes[-1]
 
     def step(
-        self, lines: Sequence[str], reads: Sequence[Resource] = (), writes: Sequence[Resource] = ()
+        self,
+        lines: Sequence[str],
+        reads: Sequence[Resource] = (),
+        writes: Sequence[Resource] = (),
+        *,
+        barrier: bool = False,
     ) -> None:
-        self.scope.nodes.append(Step(list(lines), tuple(reads), tuple(writes)))
+        self.scope.nodes.append(Step(list(lines), tuple(reads), tuple(writes), barrier))
 
     def name(self, prefix: str = "v") -> str:
         self.count += 1
@@ -111,15 +134,26 @@ class Values:
         yield
         self.scopes = kept
 
+    @contextmanager
+    def at_visit(self, op: Op) -> Iterator[None]:
+        """Divisions of indices are computed where the program has them, not in every iteration that needs them: the
+        compiler does not move them out of a loop."""
+        kept = self.scopes
+        scope = self.visited.get(op) if op.name in _SLOW else None
+        if scope in kept:
+            self.scopes = kept[: kept.index(scope) + 1]
+        yield
+        self.scopes = kept
+
     def define(self, value: Value, layout: Layout, name: str) -> None:
         self.scope.names[value, layout] = name
 
-    def buffer(self, size: int, what: str) -> SharedBuffer:
+    def buffer(self, size: int, what: str, alignment: int = 0) -> SharedBuffer:
         where = None if self.op is None else self.op.where
-        return SharedBuffer(self.name("shared"), size, what, where)
+        return SharedBuffer(self.name("shared"), size, what, where, alignment=alignment)
 
     def address(self, buffer: SharedBuffer) -> str:
-        """Of its first byte; the number is known when all buffers are. Of a ring, in the slot that is current."""
+        """The address of its first byte, which is known once all buffers are; of a ring buffer, in the current slot."""
         slot = self.slots.get(buffer)
         first = f"smem + @{buffer.name}@"
         return first if slot is None else f"{first} + {slot}"
@@ -146,7 +180,10 @@ class Values:
             name = self.view(op, value, layout)
         elif value not in self.homes.home:
             assert op is not None
-            name = self.elementwise(op, value, layout) if shape_of(value) else self.computed(op, value)
+            with self.at_visit(op):
+                name = self.elementwise(op, value, layout) if shape_of(value) else self.computed(op, value)
+                self.define(value, layout, name)
+            return name
         else:
             with self.at_definition(value):
                 home = self.homes.home[value]
@@ -225,8 +262,7 @@ class Values:
         if name == "constant":
             return scalars.constant(te.Const(attrs["value"], attrs["dtype"]))
         if name in ("program_id", "num_programs"):
-            variable = "blockIdx" if name == "program_id" else "gridDim"
-            return f"(i32){variable}.{'xyz'[attrs['axis']]}"
+            return self._instance(name, attrs["axis"])
         assert kind is not None
         if name == "cast":
             if kind.dtype is attrs["dtype"]:
@@ -242,12 +278,19 @@ class Values:
             raise CodegenError(f"tile operation {name} has no CUDA code")
         return self.function(name, kind.dtype, args)
 
+    def _instance(self, name: str, axis: int) -> str:
+        if self.grid is None:
+            return f"(i32){'blockIdx' if name == 'program_id' else 'gridDim'}.{'xyz'[axis]}"
+        if name == "num_programs":
+            return str(self.grid[axis])
+        return f"(i32)(blockIdx.x / {math.prod(self.grid[:axis])} % {self.grid[axis]})"
+
     def function(self, name: str, dtype: DType, args: list[str]) -> str:
         """A function of te.scalars; halves are computed in f32, and rounded once."""
         if not dtype.is_half:
-            return scalars.call(name, dtype, args)
+            return _call(name, dtype, args)
         wide = [scalars.conversion(arg, dtype, DType.F32) for arg in args]
-        text = scalars.call(name, DType.F32, wide)
+        text = _call(name, DType.F32, wide)
         return text if SCALARS[name].predicate else scalars.conversion(text, DType.F32, dtype)
 
     # -- views -------------------------------------------------------------------------------------------------------
@@ -285,6 +328,13 @@ class Values:
             parts = [f"{part}[{picked('r', kept)}]" for part in parts]
         which = self.coordinate(layout, (0,)).replace("@", "r")
         return self.filled(value, layout, lambda r: f"({which}) ? {parts[1]} : {parts[0]}")
+
+
+def _call(name: str, dtype: DType, args: list[str]) -> str:
+    """`exp` is the hardware's power of two: what is not rounded exactly is what a softmax does most."""
+    if name == "exp" and dtype is DType.F32:
+        return f"exponential({args[0]})"
+    return scalars.call(name, dtype, args)
 
 
 def _tile(value: Value) -> TileType:

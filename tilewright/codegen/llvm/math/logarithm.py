@@ -26,7 +26,7 @@ class Split:
 
 
 def split(x: Real) -> Split:
-    """Of a positive normal number. What comes of others is for the caller to replace."""
+    """Split a positive normal number. For other numbers the result is undefined, and the caller replaces it."""
     emit = x.emit
     bits = x.as_bits()
     exponent = (bits - (SQRT_HALF_BITS_F64 if emit.double else SQRT_HALF_BITS_F32)) >> emit.mantissa

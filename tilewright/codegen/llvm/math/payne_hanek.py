@@ -19,7 +19,7 @@ FRACTION_HALF = 1 << 61  # of the top word: two bits of quadrant, then the fract
 
 
 def far_reduction(x: Real) -> tuple[Pair, Int]:
-    """(r, quadrant) of a positive finite scalar double of 2^18 or more; of anything else, some number."""
+    """(r, quadrant) of a positive finite scalar double of 2^18 or more; for any other value the result is undefined."""
     emit, build = x.emit, x.emit.builder
     assert emit.double and not emit.lanes
 

@@ -49,8 +49,9 @@ def pow(x: Real, y: Real) -> Real:
 
 
 def _pow_float(x: Real, y: Real) -> Real:
-    """Of floats, in double: 2^(y log2 x). log2 x = e + s p(s^2), s = f / (2 + f), p of degree 5 (error 2^-45); 2^f a
-    polynomial of degree 8 (2^-39). The error before the last rounding is below 2^-36, for y log2 x below 2^8."""
+    """pow of floats, computed in double: 2^(y log2 x). log2 x = e + s p(s^2), s = f / (2 + f), p of degree 5 (error
+    2^-45); 2^f is a polynomial of degree 8 (2^-39). The error before the last rounding is below 2^-36, for y log2 x
+    below 2^8."""
     parts = split(x)
     s = parts.f / (parts.f + 2.0)
     z = s * s
@@ -126,7 +127,7 @@ def _with_special_cases(magnitude: Real, x: Real, y: Real) -> Real:
 
 
 def _is_integer(a: Real) -> Mask:
-    """Of a number >= 0. Adding 2^mantissa rounds to an integer; from there on every number is one."""
+    """Whether a number >= 0 is an integer. Adding 2^mantissa rounds to one; from there on every number is one."""
     unit = 2.0**a.emit.mantissa
     return (a >= unit) | ((a + unit) - unit == a)
 

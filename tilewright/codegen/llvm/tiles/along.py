@@ -24,7 +24,7 @@ def _neutral(combine: str, dtype: DType) -> ir.Constant:
         return ir.Constant(kind, {"add": -0.0, "max": float("-inf"), "min": float("inf")}[combine])
     if combine == "add":
         return ir.Constant(kind, 0)
-    if dtype in (DType.BOOL, DType.U8):
+    if dtype is DType.BOOL or dtype.is_unsigned:
         return ir.Constant(kind, 0 if combine == "max" else (1 << kind.width) - 1)
     return ir.Constant(kind, -(1 << kind.width - 1) if combine == "max" else (1 << kind.width - 1) - 1)
 

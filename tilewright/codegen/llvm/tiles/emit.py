@@ -253,6 +253,7 @@ class _Emitter(Control):
                     found = builder.bitcast(old, register_type(dtype))
                 else:
                     name = "fadd" if kind == "add" and dtype.is_float else kind
+                    name = f"u{kind}" if kind in ("max", "min") and dtype.is_unsigned else name
                     found = builder.atomic_rmw(name, at, value, "seq_cst")
                 builder.store(found, cell)
             if target is not None:

@@ -7,6 +7,7 @@ lanes of one vector; if they do, the address is no element of a tensor.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -53,6 +54,7 @@ class Expressions:
         self.env: dict[Value, Any] = {}
         self.grid: tuple[list[ir.Value], list[ir.Value]]  # program ids, and how many programs
         self.memo: dict[Any, Chunk] = {}
+        self.made_by: dict[Value, Op] = {}
         self.lanes = machine.lanes(DType.F32)
         self.stack = 0
         self.math = vector_math.MathContext(
@@ -267,11 +269,40 @@ class Expressions:
             if isinstance(wide.type, ir.VectorType):
                 size = ir.Constant(wide.type, [attrs["bytes"]] * lanes)
             made = builder.add(values[0], builder.mul(wide, size))
+        elif (
+            name == "exp" and lanes > 1 and types[0].dtype is DType.F32 and self._nonpositive(op.operands[0])
+        ):
+            scaled = self.scalar("mul", DType.F32, values[0], self._like(math.log2(math.e), values[0]))
+            made = self.scalar("exp2_nonpositive", DType.F32, scaled)
         elif name == "div" and lanes > 1 and not uniform and chunks[1].uniform:
             made = self._divided(values[0], chunks[1].value, types[0].dtype)
         else:
             made = self.scalar(name, types[0].dtype, *values)
         return Chunk(made, lanes)
+
+    def _like(self, number: float, value: ir.Value) -> ir.Constant:
+        """A number of type f32 in every lane of a value."""
+        if isinstance(value.type, ir.VectorType):
+            return ir.Constant(value.type, [self.constant(number, DType.F32).constant] * value.type.count)
+        return self.constant(number, DType.F32)
+
+    def _nonpositive(self, value: Value) -> bool:
+        """Whether it is a number minus a maximum that the number takes part in, as in every softmax."""
+        op = self.made_by.get(value)
+        return op is not None and op.name == "sub" and self._reaches(op.operands[1], op.operands[0])
+
+    def _reaches(self, most: Value, value: Value) -> bool:
+        """Whether `most` is at least `value`, of which it is a maximum: NaN where one is NaN."""
+        if most is value:
+            return True
+        op = self.made_by.get(most)
+        if op is None:
+            return False
+        if op.name in ("broadcast", "expand_dims"):
+            return self._reaches(op.operands[0], value)
+        if op.name == "max":
+            return any(self._reaches(each, value) for each in op.operands)
+        return op.name == "reduce" and op.settings["kind"] == "max" and op.operands[0] is value
 
     def _divided(self, vector: ir.Value, by: ir.Value, dtype: DType) -> ir.Value:
         """A vector divided by one number: times its reciprocal, which is computed once, to two units in the last place.

@@ -65,6 +65,8 @@ class Roots(Along):
 
     def _find_users(self, block: Block) -> None:
         for node in block.nodes:
+            if isinstance(node, Op):
+                self.made_by.update((result, node) for result in node.results)
             for operand in operands_of(node):
                 self.users.setdefault(operand, []).append(node)
             for inner in blocks_of(node):

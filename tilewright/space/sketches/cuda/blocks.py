@@ -36,10 +36,15 @@ class BlockGrid:
         return te.Var("p", self.count)
 
     @property
+    def together(self) -> int:
+        """Rows of tiles in a group of neighbouring blocks."""
+        return max(n for n in range(1, _NEIGHBOURS + 1) if self.rows % n == 0)
+
+    @property
     def starts(self) -> tuple[te.Expr, te.Expr]:
         """The start of a block's tile along m and n. Neighbouring blocks form groups of rows, which share
         data in L2."""
-        near = max(n for n in range(1, _NEIGHBOURS + 1) if self.rows % n == 0)
+        near = self.together
         group = near * self.columns
         tile = self.number % (self.rows * self.columns)
         return (

@@ -143,10 +143,12 @@ class Fetched:
 
     @property
     def buffer(self) -> Buffer:
-        return Buffer(self.name, self.factor.dtype, self.stages * self.rows * self.pitch, Scope.SCRATCH)
+        """One tile; the pass `loops/passes/pipeline.py` multiplies it by the stages."""
+        return Buffer(self.name, self.factor.dtype, self.rows * self.pitch, Scope.SCRATCH)
 
     @property
     def bytes(self) -> int:
+        """The bytes of all stages."""
         return self.stages * self.rows * self.pitch * self.factor.dtype.bytes
 
     @property
@@ -159,19 +161,18 @@ class Fetched:
         return -(-self.rows * self.columns // (self.lanes * threads))
 
     def position(
-        self, stage: te.Expr, walked: te.Expr, along_k: te.Expr, further: tuple[int, int] = (0, 0)
+        self, walked: te.Expr, along_k: te.Expr, further: tuple[te.Expr | int, te.Expr | int] = (0, 0)
     ) -> te.Expr:
         """The index of a tile's element in `buffer`; `further` is added along both axes and shares no bits
         with them."""
         at = ((walked, further[0]), (along_k, further[1]))
         (row, more_rows), (column, more_columns) = at[::-1] if self.transposed else at
-        first = stage * (self.rows * self.pitch) + (row + more_rows) * self.pitch
+        first = (row + more_rows) * self.pitch
         if not self.swizzled:
             return first + column + more_columns
         wide = self.operand.most_lanes
         chunk = te.call("xor", column // wide, self._turn(row))
-        if more_columns:
-            chunk = te.call("xor", chunk, more_columns // wide)
+        chunk = te.call("xor", chunk, te.as_index(more_columns) // wide)
         step = math.gcd(divisor_of(column), wide)  # alignment of indices within a chunk
         return first + chunk * wide + column // step % (wide // step) * step
 
@@ -182,26 +183,14 @@ class Fetched:
             return row % _TURNS
         return row // (_TURNS // chunks) % chunks
 
-    def copies(
-        self,
-        thread: te.Var,
-        start: te.Expr,
-        step: te.Expr,
-        stage: te.Expr,
-        last: int,
-        part: int = 0,
-        parts: int = 1,
-    ) -> Stmt:
-        """A part of the copies of tile `step`, whose walked axes begin at `start`; zeros beyond the edge. `last` is
-        the highest value of `step`."""
-        every = self.copy_count(thread.extent)
-        first, end = every * part // parts, every * (part + 1) // parts
-        made = [self._chunk(thread, number, start, step, stage, last) for number in range(first, end)]
-        return For(thread, Kind.THREAD, block(*made)) if made else block()
+    def copies(self, thread: te.Var, start: te.Expr, step: te.Expr) -> Stmt:
+        """The copies of tile `step`, whose walked axes begin at `start`; zeros beyond the edge."""
+        count = self.copy_count(thread.extent)
+        return For(
+            thread, Kind.THREAD, block(*(self._chunk(thread, number, start, step) for number in range(count)))
+        )
 
-    def _chunk(
-        self, thread: te.Var, number: int, start: te.Expr, step: te.Expr, stage: te.Expr, last: int
-    ) -> Stmt:
+    def _chunk(self, thread: te.Var, number: int, start: te.Expr, step: te.Expr) -> Stmt:
         flat = thread + number * thread.extent
         copy_count = self.rows * self.columns // self.lanes
         if self.operand.is_across:
@@ -218,8 +207,6 @@ class Fetched:
             conditions.append(te.call("lt", at, self.extent))
         if self.summed.extent % self.summed.size:
             conditions.append(te.call("lt", deep, self.summed.extent))
-        if last >= self.summed.total:
-            conditions.append(te.call("lt", step, self.summed.total))
         around = positions(step // self.summed.steps, self.summed.outer)
 
         def placed(expr: te.Expr) -> te.Expr:
@@ -229,7 +216,7 @@ class Fetched:
         if self.factor.guard is not None:
             inside = {**positions(at, self.walked), **positions(deep, self.summed.k), **around}
             conditions.append(simplify(te.substitute(self.factor.guard, inside)))
-        condition, position = te.all_of(conditions), self.position(stage, walked, along_k)
+        condition, position = te.all_of(conditions), self.position(walked, along_k)
         brought: Stmt
         if self.factor.value is None:
             source, index = self.factor.buffer, placed(self.factor.load.indices[0])

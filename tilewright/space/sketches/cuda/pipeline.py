@@ -1,18 +1,22 @@
-"""The software pipeline: `stages` tiles are in shared memory, and all but the current one are in flight."""
+"""The load-and-use loop of a block: each step copies a tile of both operands, waits for them and uses them. The pass
+`loops/passes/pipeline.py` turns it into a software pipeline, of as many stages and levels as a config says."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from tilewright import te
-from tilewright.loops.ir import Await, Block, Commit, Kind, Stmt, block, nest
+from tilewright.loops.ir import Await, Commit, For, Kind, Program, Stmt, block
+from tilewright.loops.passes.pipeline import pipeline
 from tilewright.loops.tiling import with_values
 from tilewright.space.sketches.cuda.fetch import Fetched
 
+REGISTER_STAGES = 2  # a thread loads one step ahead: more stages need more registers than they hide latency
+
 
 @dataclass(frozen=True)
-class Pipeline:
+class TileLoop:
     """`starts`: where the tiles of each operand begin along its walked axes. `batch`: the block's index in axes that
     are not tiled."""
 
@@ -20,36 +24,34 @@ class Pipeline:
     starts: tuple[te.Expr, ...]
     batch: dict[te.Var, te.Expr]
     thread: te.Var
-    stages: int
 
     @property
     def step(self) -> te.Var:
         return te.Var("step", self.operands[0].summed.total)
 
-    def fetch(self, step: te.Expr, last: int, part: int = 0, parts: int = 1) -> list[Stmt]:
-        """A part of the copies of tile `step`, which is at most `last`."""
-        stage = step % self.stages
-        made = [
-            operand.copies(self.thread, start, step, stage, last, part, parts)
+    def loop(self, uses: Sequence[Stmt]) -> Stmt:
+        """All steps, one after the other. Threads meet before a tile is overwritten and before it is used."""
+        copies = [
+            with_values(operand.copies(self.thread, start, self.step), self.batch)
             for operand, start in zip(self.operands, self.starts, strict=True)
         ]
-        return [with_values(stmt, self.batch) for stmt in made if stmt != Block(())]
+        body = block(Await(0), *copies, Commit(), Await(0), *uses)
+        return For(self.step, Kind.SERIAL, body) if self.step.extent > 1 else body
 
-    def fetch_next(self, part: int = 0, parts: int = 1) -> list[Stmt]:
-        """A part of the copies of the tile that is prefetched while `step` is in use."""
-        ahead = self.stages - 1
-        return self.fetch(self.step + ahead, self.step.extent - 1 + ahead, part, parts)
 
-    def begin(self) -> list[Stmt]:
-        """The copies that start before the first tile is used."""
-        stmts: list[Stmt] = []
-        for number in range(self.stages - 1):
-            stmts += [*self.fetch(te.as_index(number), number), Commit()]
-        return stmts
-
-    def loop(self, use: Callable[[te.Expr], Sequence[Stmt]]) -> list[Stmt]:
-        """All steps; `use` receives the stage that holds the current tile."""
-        used = use(self.step % self.stages)
-        body: list[Stmt] = [Await(max(0, self.stages - 2)), *self.fetch_next()]
-        body += [Commit(), Await(0), *used] if self.stages == 1 else [*used, Commit()]
-        return [*self.begin(), nest([(self.step, Kind.SERIAL)], block(*body)), Await(0)]
+def pipelined(
+    program: Program,
+    operands: Sequence[Fetched],
+    stages: int,
+    registers: Sequence[str] = (),
+    fused: bool = True,
+) -> Program:
+    """The program with tiles in `stages` stages, and the register buffers of this name loaded a step ahead."""
+    computed = [operand.name for operand in operands if operand.factor.value is not None]
+    counts = dict.fromkeys(registers, REGISTER_STAGES)
+    if operands[0].summed.total > 1:
+        counts |= {operand.name: stages for operand in operands}
+    made = pipeline(program, counts, fused=fused, synchronous=computed)
+    words = [f"{stages} stages"] if stages > 1 else ["no pipeline"] if not registers else []
+    words += ["registers a step ahead" + (", fused" if fused and stages > 1 else "")] if registers else []
+    return replace(made, decisions=f"{program.decisions}, {', '.join(words)}")

@@ -20,17 +20,18 @@ from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.hw.gpu import WARP, GpuMachine
 from tilewright.hw.tensor_cores import columns, multiply
-from tilewright.loops.ir import Await, Commit, Kind, Program, Stmt, block, nest
+from tilewright.loops.ir import Block, For, Kind, Program, Stmt, block, nest
 from tilewright.numerics import may_round_to_tf32
 from tilewright.space.contraction import TwoFactorContraction, contraction_of
 from tilewright.space.mapping import Mapping, mappings
 from tilewright.space.sketches.cuda.fetch import TileOperand
-from tilewright.space.sketches.cuda.pipeline import Pipeline
+from tilewright.space.sketches.cuda.pipeline import REGISTER_STAGES, TileLoop, pipelined
 from tilewright.space.sketches.cuda.results import Results
 from tilewright.space.sketches.cuda.structure import InTiles, Structure
 from tilewright.space.sketches.cuda.warps import Fragments, WarpAccumulators
 from tilewright.space.space import Knob, Space
 from tilewright.space.template import Applied, GpuTerms, GpuWork
+from tilewright.space.terms import InnerLoop, TileGrid
 
 NAME = "sketch:tensorised"
 DTYPES = (DType.F16, DType.BF16)
@@ -46,7 +47,6 @@ _REGISTERS_COPY, _ADDRESSES = (
 _LONGEST = 4  # maximum aspect ratio of a block
 _GATHERED = 4  # registers per chunk that goes through registers, and for its address
 _COPY = 5  # instructions per copied chunk
-_WAITING = 1.2  # slowdown if fragments are not loaded ahead
 _SHALLOW = 1.2  # slowdown of instructions with a small k
 _GATHER = 14  # additional instructions for a chunk whose index needs divisions or conditions
 
@@ -62,6 +62,7 @@ class WarpTiles:
     instruction_k: int  # k of the instruction
     stages: int
     prefetch: bool  # fragments are loaded a step before they are multiplied
+    fused: bool  # also across tiles: the first fragments of a tile at the end of the one before
 
     @property
     def threads(self) -> int:
@@ -100,7 +101,12 @@ class TensorisedKernel(Structure[WarpTiles]):
         t = self.tiles
         sums = t.wm * t.wn / WARP
         fragments = (
-            (t.wm + t.wn) * t.instruction_k * self.work.dtype.bytes / WARP / 4 * (2 if t.prefetch else 1)
+            (t.wm + t.wn)
+            * t.instruction_k
+            * self.work.dtype.bytes
+            / WARP
+            / 4
+            * (REGISTER_STAGES if t.prefetch else 1)
         )
         held = sum(
             o.copy_count(t.threads) * (_GATHERED if o.operand.is_gathered else 1)
@@ -119,30 +125,25 @@ class TensorisedKernel(Structure[WarpTiles]):
         warp, across = thread // WARP, t.bn // t.wn
         starts = warp // across * t.wm, warp % across * t.wn
         left, right = (
-            Fragments(operand, operand is self.operands[0], size, start, t.instruction_k, t.prefetch, thread)
+            Fragments(operand, operand is self.operands[0], size, start, t.instruction_k, thread)
             for operand, size, start in zip(self.operands, (t.wm, t.wn), starts, strict=True)
         )
         sums = WarpAccumulators(left, right)
-        pipeline = Pipeline(self.operands, (m0, n0), batch, thread, t.stages)
-        inner = t.bk // t.instruction_k
-        multiplied = (
-            _ahead(pipeline, sums, inner)
-            if t.prefetch
-            else pipeline.loop(lambda stage: _multiplied(sums, inner, stage))
-        )
         body = block(
             sums.clear(),
-            *multiplied,
+            TileLoop(self.operands, (m0, n0), batch, thread).loop(_multiplied(sums, t)),
             sums.store(self.results.sums, self.results.pitch),
             self.results.write(thread, m0, n0, batch),
         )
         m, n, k = self.mapping.sizes
         words = (
             f"tensorised: {m} x {n} x {k} (mapping {t.mapping}) by {t.bm} x {t.bn} x {t.bk}, warps of {t.wm} x {t.wn},"
-            f" m16n8k{t.instruction_k}, {t.stages} stages{', fragments ahead' * t.prefetch}"
+            f" m16n8k{t.instruction_k}"
         )
         params = (*formula.inputs, formula.output)
-        return Program(formula.name, params, nest([(blocks.number, Kind.PARALLEL)], body), words)
+        program = Program(formula.name, params, nest([(blocks.number, Kind.PARALLEL)], body), words)
+        ahead = (left.buffer.name, right.buffer.name) if t.prefetch else ()
+        return pipelined(program, self.operands, t.stages, ahead, t.fused)
 
     def terms(self) -> GpuTerms:
         t = self.tiles
@@ -156,11 +157,17 @@ class TensorisedKernel(Structure[WarpTiles]):
         fragments = t.threads // WARP * (t.wm + t.wn) * t.bk * size
         multiplications = t.bm * t.bn * t.bk / (128 * t.instruction_k)
         results = t.bm * t.bn
-        slower = (_SHALLOW if t.instruction_k == columns(self.work.dtype) else 1.0) * (
-            1.0 if t.prefetch else _WAITING
+        slower = _SHALLOW if t.instruction_k == columns(self.work.dtype) else 1.0
+        blocks = self.blocks
+        inner = InnerLoop(
+            t.bk // t.instruction_k,
+            REGISTER_STAGES if t.prefetch else 1,
+            (t.wm + t.wn) * t.instruction_k * float(size),
+            t.fused,
         )
+        grid = TileGrid(blocks.rows, blocks.columns, blocks.together, size * t.bm * t.bk, size * t.bn * t.bk)
         return GpuTerms(
-            blocks=self.blocks.count,
+            blocks=blocks.count,
             threads=t.threads,
             registers=min(255, round(self.registers)),
             shared_bytes=self.shared_bytes,
@@ -175,50 +182,18 @@ class TensorisedKernel(Structure[WarpTiles]):
             write_loaded=self.work.formula.epilogue_reads * results,
             written=float(results * self.work.formula.output.dtype.bytes),
             write_shared=12.0 * results,
+            inner=inner,
+            grid=grid,
         )
 
 
-def _multiplied(sums: WarpAccumulators, inner: int, stage: te.Expr) -> list[Stmt]:
-    """One tile: `inner` steps of the instruction, each after loading its fragments."""
-    stmts: list[Stmt] = []
-    for step in range(inner):
-        stmts += _loads(sums, 0, step, stage, 0, 1)
-        stmts += [sums.multiply(0, row) for row in range(sums.left.count)]
-    return stmts
-
-
-def _ahead(pipeline: Pipeline, sums: WarpAccumulators, inner: int) -> list[Stmt]:
-    """All steps, with fragments loaded ahead: while those of one step are multiplied, the next are loaded, and those
-    of the next tile at the end of a tile. So threads synchronise while multiplications are still running. The copies
-    are spread over the other steps."""
-    stages, rows = pipeline.stages, sums.left.count
-    body: list[Stmt] = []
-    for now in range(inner):
-        then = (now + 1) % inner
-        stage = (pipeline.step if then else pipeline.step + 1) % stages
-        body += pipeline.fetch_next(now, inner - 1) if then else [Commit(), Await(stages - 2)]
-        for row in range(rows):
-            body += _loads(sums, (now + 1) % 2, then, stage, row, rows)
-            body.append(sums.multiply(now % 2, row))
-    return [
-        *pipeline.begin(),
-        Await(stages - 2),
-        *_loads(sums, 0, 0, te.as_index(0), 0, 1),
-        nest([(pipeline.step, Kind.SERIAL)], block(*body)),
-        Await(0),
-    ]
-
-
-def _loads(sums: WarpAccumulators, held: int, step: int, stage: te.Expr, row: int, rows: int) -> list[Stmt]:
-    """Load the fragments of a step, or the part of them that goes with row `row` of `rows`."""
-    stmts: list[Stmt] = []
-    for fragments in (sums.left, sums.right):
-        groups = fragments.count // fragments.together
-        stmts += [
-            fragments.load(held, group * fragments.together, step, stage)
-            for group in range(groups * row // rows, groups * (row + 1) // rows)
-        ]
-    return stmts
+def _multiplied(sums: WarpAccumulators, tiles: WarpTiles) -> list[Stmt]:
+    """One tile in steps of the instruction, each after loading its fragments."""
+    count = tiles.bk // tiles.instruction_k
+    if not tiles.prefetch:
+        return [stmt for number in range(count) for stmt in sums.step(te.as_index(number))]
+    step = te.Var("part", count)
+    return [For(step, Kind.UNROLL, Block(tuple(sums.step(step))))]
 
 
 class AppliedTensorised(InTiles[WarpTiles]):
@@ -255,8 +230,9 @@ class AppliedTensorised(InTiles[WarpTiles]):
             Knob("wm", sizes(m, 16, 32, 64)),
             Knob("wn", sizes(n, 16, 32, 64)),
             Knob("instruction_k", (2 * self.wide, self.wide)),
-            Knob("stages", (1, 2, 3, 4)),
+            Knob("stages", (1, 2, 3, 4, 5, 6)),
             Knob("prefetch", (False, True), ordered=False),
+            Knob("fused", (True, False), ordered=False),
         )
         names = tuple(knob.name for knob in knobs)
         return Space(NAME, knobs, self.legal, together=(names,))
@@ -270,6 +246,8 @@ class AppliedTensorised(InTiles[WarpTiles]):
     def suits(self, t: WarpTiles) -> bool:
         if t.bm % t.wm or t.bn % t.wn or not self._fewest <= t.threads <= _MAX:
             return False
-        if t.wm * t.wn > WARP * _MAX_SUMS or (t.prefetch and (t.stages == 1 or t.instruction_k == self.wide)):
+        if t.wm * t.wn > WARP * _MAX_SUMS or (t.prefetch and t.instruction_k == self.wide):
             return False
+        if not t.fused and not (t.prefetch and t.stages > 1):
+            return False  # there is nothing to fuse, so the knob changes nothing
         return max(t.bm, t.bn) <= _LONGEST * min(t.bm, t.bn) and max(t.wm, t.wn) <= 2 * min(t.wm, t.wn)

@@ -29,7 +29,7 @@ from tilewright.loops.tiling import with_results
 from tilewright.space.contraction import TwoFactorContraction, contraction_of
 from tilewright.space.mapping import Mapping, mappings
 from tilewright.space.sketches.cuda.fetch import Fetched, TileOperand
-from tilewright.space.sketches.cuda.pipeline import Pipeline
+from tilewright.space.sketches.cuda.pipeline import REGISTER_STAGES, TileLoop, pipelined
 from tilewright.space.sketches.cuda.structure import InTiles, Structure
 from tilewright.space.space import Knob, Space
 from tilewright.space.template import Applied, GpuTerms, GpuWork
@@ -61,6 +61,8 @@ class ThreadTiles:
     rn: int
     bk: int
     stages: int
+    prefetch: bool  # elements are loaded into registers a part of a tile before they are multiplied
+    fused: bool  # also across tiles
 
     @property
     def threads(self) -> int:
@@ -117,10 +119,10 @@ class _Patches:
         """The index in `buffer` of the element for a result; the order is that of the tile."""
         return k * self.count + number if self.tile.transposed else number * _PART + k
 
-    def load(self, stage: te.Expr, part: te.Expr) -> Stmt:
+    def load(self, part: te.Expr) -> Stmt:
         """Load along the rows of the tile, in vectors."""
         v, r, k = te.Var("pv", self.v), te.Var("pr", self.r), te.Var("pk", _PART)
-        index = self.tile.position(stage, self.at(v, r), part * _PART + k)
+        index = self.tile.position(self.at(v, r), part * _PART + k)
         element = te.cast(te.Load(self.tile.buffer, (simplify(index),)), DType.F32)
         store = Store(self.buffer, simplify(self.held(v * self.r + r, k)), element)
         if self.tile.transposed:
@@ -138,7 +140,8 @@ class TiledKernel(Structure[ThreadTiles]):
         """Estimated registers of a thread, fitted to what the compiler used for 50 kernels."""
         t = self.tiles
         rows, columns = t.vm * t.rm, t.vn * t.rn
-        return 24 + rows * columns + _HELD * _PART * (rows + columns) + self.copied
+        held = _PART * (rows + columns) * (REGISTER_STAGES if t.prefetch else _HELD)
+        return 24 + rows * columns + held + self.copied
 
     # -- the program ----------------------------------------------------------------------------------------------
 
@@ -151,23 +154,22 @@ class TiledKernel(Structure[ThreadTiles]):
         rows = _Patches(left, t.vm, t.rm, t.tm, thread // t.tn)
         columns = _Patches(right, t.vn, t.rn, t.tn, thread % t.tn)
         sums = Buffer("acc", DType.F32, rows.count * columns.count, Scope.REGISTER)
-        pipeline = Pipeline(self.operands, starts, batch, thread, t.stages)
         number = te.Var("e", sums.size)
         clear = nest([(number, Kind.UNROLL)], Store(sums, number, te.const(0.0, DType.F32)))
         body = block(
             For(thread, Kind.THREAD, clear),
-            *pipeline.loop(
-                lambda stage: [For(thread, Kind.THREAD, _summed(sums, rows, columns, t.bk, stage))]
-            ),
+            TileLoop(self.operands, starts, batch, thread).loop([_summed(sums, rows, columns, t.bk, thread)]),
             For(thread, Kind.THREAD, self._write(sums, rows, columns, starts, batch)),
         )
         m, n, k = self.mapping.sizes
         words = (
             f"tiled: {m} x {n} x {k} (mapping {t.mapping}) by {t.bm} x {t.bn} x {t.bk}, {t.tm} x {t.tn} threads with"
-            f" {t.vm} x {t.vn} patches of {t.rm} x {t.rn}, {t.stages} stages"
+            f" {t.vm} x {t.vn} patches of {t.rm} x {t.rn}"
         )
         params = (*formula.inputs, formula.output)
-        return Program(formula.name, params, nest([(blocks.number, Kind.PARALLEL)], body), words)
+        program = Program(formula.name, params, nest([(blocks.number, Kind.PARALLEL)], body), words)
+        ahead = (rows.buffer.name, columns.buffer.name) if t.prefetch else ()
+        return pipelined(program, self.operands, t.stages, ahead, t.fused)
 
     def _write(
         self,
@@ -242,21 +244,18 @@ class TiledKernel(Structure[ThreadTiles]):
         )
 
 
-def _summed(sums: Buffer, rows: _Patches, columns: _Patches, depth: int, stage: te.Expr) -> Stmt:
-    """Accumulate one tile into a thread's sums."""
+def _summed(sums: Buffer, rows: _Patches, columns: _Patches, depth: int, thread: te.Var) -> Stmt:
+    """Accumulate one tile into a thread's sums, a part after the other."""
     part, k = te.Var("part", depth // _PART), te.Var("k", _PART)
     i, j = te.Var("i", rows.count), te.Var("j", columns.count)
     total = te.Load(sums, (i * columns.count + j,))
     a, b = (te.Load(side.buffer, (side.held(n, k),)) for side, n in ((rows, i), (columns, j)))
     step = Store(sums, i * columns.count + j, te.call("fma", a, b, total))
-    return nest(
-        [(part, Kind.SERIAL)],
-        block(
-            rows.load(stage, part),
-            columns.load(stage, part),
-            nest([(k, Kind.UNROLL), (i, Kind.UNROLL), (j, Kind.UNROLL)], step),
-        ),
-    )
+    multiplied = nest([(k, Kind.UNROLL), (i, Kind.UNROLL), (j, Kind.UNROLL)], step)
+    stmts = [
+        For(thread, Kind.THREAD, stmt) for stmt in (block(rows.load(part), columns.load(part)), multiplied)
+    ]
+    return nest([(part, Kind.SERIAL)], block(*stmts))
 
 
 class AppliedTiled(InTiles[ThreadTiles]):
@@ -286,7 +285,9 @@ class AppliedTiled(InTiles[ThreadTiles]):
             Knob("rm", self._vectors(0)),
             Knob("rn", self._vectors(1)),
             Knob("bk", (8, 16)),
-            Knob("stages", (1, 2, 3)),
+            Knob("stages", (1, 2, 3, 4, 5, 6)),
+            Knob("prefetch", (False, True), ordered=False),
+            Knob("fused", (True, False), ordered=False),
         )
         names = tuple(knob.name for knob in knobs)
         return Space(NAME, knobs, self.legal, together=(names,))
@@ -301,6 +302,10 @@ class AppliedTiled(InTiles[ThreadTiles]):
             return False
         if not (t.bm <= _WIDEST and t.bn <= _WIDEST):
             return False
+        if not t.fused and not (t.prefetch and t.stages > 1):
+            return False  # there is nothing to fuse, so the knob changes nothing
+        if t.prefetch and (self.work.dtype is not DType.F32 or t.bk == _PART):
+            return False  # a conversion between memory and registers is computed: no load that runs ahead
         left, right = self.read[t.mapping]
         if (t.rm > 1) != left.transposed or (t.rn > 1) != right.transposed:
             return False

@@ -21,15 +21,13 @@ _MATRICES = 4  # maximum matrices loaded by one instruction
 
 @dataclass(frozen=True)
 class Fragments:
-    """An operand's fragments for one step: `size` indices of its walked axes, beginning at `start`. `ahead`: buffers
-    also hold the next step's fragments."""
+    """An operand's fragments for one step: `size` indices of its walked axes, beginning at `start`."""
 
     tile: Fetched
     left: bool
     size: int
     start: te.Expr
     instruction_k: int  # k of the instruction
-    ahead: bool
     thread: te.Var
 
     @property
@@ -48,8 +46,9 @@ class Fragments:
 
     @property
     def buffer(self) -> Buffer:
-        size = (2 if self.ahead else 1) * self.count * self.elements
-        return Buffer(f"{self.tile.name}_held", self.tile.factor.dtype, size, Scope.REGISTER)
+        return Buffer(
+            f"{self.tile.name}_held", self.tile.factor.dtype, self.count * self.elements, Scope.REGISTER
+        )
 
     @property
     def matrices(self) -> int:
@@ -62,12 +61,12 @@ class Fragments:
         most = max(1, _MATRICES // self.matrices)
         return next(n for n in (most, most // 2, 1) if n and self.count % n == 0)
 
-    def position(self, held: int, number: int) -> te.Expr:
+    def position(self, number: int) -> te.Expr:
         """The index of a fragment in `buffer`."""
-        return te.as_index((held * self.count + number) * self.elements)
+        return te.as_index(number * self.elements)
 
-    def load(self, held: int, number: int, step: int, stage: te.Expr) -> Stmt:
-        """Load `together` fragments starting at `number`, for step `step` of the tile in `stage`."""
+    def load(self, number: int, step: te.Expr) -> Stmt:
+        """Load `together` fragments starting at `number`, for step `step` of the tile."""
         matrices = self.together * self.matrices
         lane = self.thread % WARP
         down, along = self._matrix(lane // ROWS % matrices)
@@ -78,10 +77,10 @@ class Fragments:
         else:
             walked = walked + row
         further = (number * self.rows, step * self.instruction_k)
-        index = simplify(self.tile.position(stage, walked, instruction_k, further))
+        index = simplify(self.tile.position(walked, instruction_k, further))
         instruction = load_matrices(matrices, self.buffer.dtype, self.tile.transposed)
         return Warp(
-            instruction, self.thread, ((self.buffer, self.position(held, number)), (self.tile.buffer, index))
+            instruction, self.thread, ((self.buffer, self.position(number)), (self.tile.buffer, index))
         )
 
     def _matrix(self, number: te.Expr) -> tuple[te.Expr, te.Expr]:
@@ -107,7 +106,21 @@ class WarpAccumulators:
         store = Store(self.buffer, number, te.const(0.0, DType.F32))
         return For(self.left.thread, Kind.THREAD, nest([(number, Kind.UNROLL)], store))
 
-    def multiply(self, held: int, i: int) -> Stmt:
+    def step(self, number: te.Expr) -> list[Stmt]:
+        """Load the fragments of a step of the tile and multiply them: loads in the order in which rows need them,
+        then a block for each row of fragments."""
+        rows = self.left.count
+        loads = []
+        for fragments in (self.left, self.right):
+            groups = fragments.count // fragments.together
+            loads += [(group * rows // groups, fragments, group) for group in range(groups)]
+        loads.sort(key=lambda each: each[0])
+        return [
+            *(fragments.load(group * fragments.together, number) for _, fragments, group in loads),
+            *(self.multiply(row) for row in range(rows)),
+        ]
+
+    def multiply(self, i: int) -> Stmt:
         """Multiply a row of fragments by all columns, in alternating direction per row, so that one fragment is
         reused."""
         left, right = self.left, self.right
@@ -120,8 +133,8 @@ class WarpAccumulators:
                     left.thread,
                     (
                         (self.buffer, te.as_index((i * right.count + j) * 4)),
-                        (left.buffer, left.position(held, i)),
-                        (right.buffer, right.position(held, j)),
+                        (left.buffer, left.position(i)),
+                        (right.buffer, right.position(j)),
                     ),
                 )
                 for j in columns

@@ -20,6 +20,7 @@ padded to whole words; the weight is zero there.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tilewright import te
@@ -35,10 +36,10 @@ from tilewright.loops.tiling import (
     pack_operand,
     whole,
 )
-from tilewright.space.space import Config
 from tilewright.space.template import Applied, Terms, Work
-from tilewright.space.templates.cpu.contraction import AppliedContraction, ContractionTiling
+from tilewright.space.templates.cpu.contraction import AppliedContraction
 from tilewright.space.templates.cpu.contraction_nest import ContractionNest
+from tilewright.space.templates.cpu.contraction_terms import ContractionTiling
 from tilewright.space.templates.cpu.gemm import (
     BlockedGemm,
     Coordinate,
@@ -48,6 +49,7 @@ from tilewright.space.templates.cpu.gemm import (
     gemm_of,
 )
 from tilewright.support.arith import ceil_div
+from tilewright.support.batch import Number, most
 from tilewright.te.index import Linear, linear
 
 NAME = "contraction_int8"
@@ -166,19 +168,19 @@ class _AppliedInt8(AppliedContraction):
         self.one_instruction = _WORD.bytes * self.lanes <= work.machine.dot4_bytes
         self.instructions = 1.0 if self.one_instruction else _PAIRS_INSTRUCTIONS
 
-    def _registers(self, rows: int, vectors: int, unroll: int) -> int:
+    def _registers(self, rows: Number, vectors: Number, unroll: Number) -> Number:
         widened = 0 if self.one_instruction else vectors + 4
         return super()._registers(rows, vectors, unroll) + widened
 
-    def terms(self, config: Config) -> Terms:
-        terms = super().terms(config)
-        shape = self.shape_of(dict(config.values))
+    def terms_of(self, values: Mapping[str, Number]) -> Terms:
+        terms = super().terms_of(values)
+        shape = self.shape_of(values)
         repeats = extent_of(self.gemm.shared) * shape.blocks * shape.chunks * shape.per_chunk
         steps = repeats * self._tiles_per_block(shape) * self.gemm.length
-        terms = replace(terms, scalar=terms.scalar + steps * max(0, shape.vectors - 4) * _WIDE_TILE)
+        terms = replace(terms, scalar=terms.scalar + steps * most(0, shape.vectors - 4) * _WIDE_TILE)
         if not self.gemm.transposed:
             return terms
-        summed = float(repeats * self.gemm.length * shape.vectors)
+        summed = 1.0 * repeats * self.gemm.length * shape.vectors
         return replace(
             terms, arithmetic=terms.arithmetic + summed * self.instructions, loads=terms.loads + summed
         )

@@ -45,7 +45,8 @@ from tilewright.support.arith import ceil_div
 from tilewright.te.index import simplify
 
 if TYPE_CHECKING:
-    from tilewright.space.templates.cpu.contraction import AppliedContraction, ContractionTiling
+    from tilewright.space.templates.cpu.contraction import AppliedContraction
+    from tilewright.space.templates.cpu.contraction_terms import ContractionTiling
 
 _CHAIN = 256  # maximum products summed in one chain
 

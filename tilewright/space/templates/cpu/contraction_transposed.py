@@ -25,12 +25,13 @@ from tilewright import te
 from tilewright.loops.formula import Formula
 from tilewright.loops.ir import Buffer, Kind, Scope, Stmt, Store, Transpose, block, nest
 from tilewright.loops.tiling import Tiles, extent_of, pack_operand, power_of_two_below, row_major, whole
-from tilewright.space.space import Config, Value
 from tilewright.space.template import Applied, Terms, Work
-from tilewright.space.templates.cpu.contraction import AppliedContraction, ContractionTiling
+from tilewright.space.templates.cpu.contraction import AppliedContraction
 from tilewright.space.templates.cpu.contraction_nest import ContractionNest
+from tilewright.space.templates.cpu.contraction_terms import ContractionTiling
 from tilewright.space.templates.cpu.gemm import Coordinate, Gemm, StagedOperand, coordinates
 from tilewright.support.arith import ceil_div, round_up
+from tilewright.support.batch import Number, Truth, floor_log2, least, nowhere, select
 from tilewright.te.index import coefficient, linear
 
 NAME = "contraction_transposed"
@@ -157,29 +158,33 @@ class AppliedContractionTransposed(AppliedContraction):
         windows = {extent_of(self.gemm.k_axes[n:]) for n in range(1, len(self.gemm.k_axes))}
         return tuple(sorted({*super()._unrolls(), *(n for n in windows if 1 < n <= _WRITTEN_WINDOW)}))
 
-    def _legal(self, values: Mapping[str, Value]) -> bool:
-        return super()._legal(values) and self._sums_bytes(self.shape_of(values)) <= _SUMS_BYTES
+    def _legal(self, values: Mapping[str, Number]) -> Truth:
+        legal = super()._legal(values)
+        if nowhere(legal):
+            return legal
+        return legal & (self._sums_bytes(self.shape_of(values)) <= _SUMS_BYTES)
 
-    def _sums_bytes(self, shape: ContractionTiling) -> int:
+    def _sums_bytes(self, shape: ContractionTiling) -> Number:
         return 4 * points_of(self.gemm, shape) * shape.panels.size
 
-    def terms(self, config: Config) -> Terms:
-        terms = super().terms(config)
-        shape = self.shape_of(dict(config.values))
+    def terms_of(self, values: Mapping[str, Number]) -> Terms:
+        terms = super().terms_of(values)
+        shape = self.shape_of(values)
         gemm = self.gemm
         copies = extent_of(gemm.shared) * shape.blocks * shape.chunks
         passes = copies * shape.per_chunk
         tiles = self._tiles_per_block(shape)
-        k_blocks = ceil_div(gemm.k_axes[0].extent, shape.k_block or gemm.k_axes[0].extent)
+        longest = gemm.k_axes[0].extent
+        k_blocks = ceil_div(longest, select(shape.k_block > 0, shape.k_block, longest))
         points = points_of(gemm, shape)
-        transposed = float(passes * points * shape.panels.size)
+        transposed = 1.0 * passes * points * shape.panels.size
         scalar = transpose_cycles(transposed, points, self.lanes)
         scalar += copies * self._reading(shape, passes // copies * tiles, k_blocks)
         read = tiles * self._tile_bytes(shape)
-        far = not self._packs(shape) and read // k_blocks > self.machine.caches.l1 // 2
-        again = float(passes * read) if far else 0.0
-        if self._sums_bytes(shape) > self.machine.caches.l1 // 2:
-            again += 2 * 4 * transposed
+        half = self.machine.caches.l1 // 2
+        far = select(self._packs(shape), False, read // k_blocks > half)
+        again = select(far, 1.0 * passes * read, 0.0)
+        again = again + select(self._sums_bytes(shape) > half, 2 * 4 * transposed, 0.0)
         return replace(
             terms,
             loads=terms.loads + transposed / self.lanes,
@@ -188,28 +193,29 @@ class AppliedContractionTransposed(AppliedContraction):
             scalar=terms.scalar + scalar,
         )
 
-    def _reading(self, shape: ContractionTiling, tiles: int, k_blocks: int) -> float:
+    def _reading(self, shape: ContractionTiling, tiles: Number, k_blocks: Number) -> Number:
         """Cycles to read a block's data, for staging or by register tiles, that depend on its memory layout."""
         gemm = self.gemm
         extents = self.staged_extents(shape)
         runs = math.prod(extents[:-1])
-        if self._packs(shape):
-            vectors = len(vectors_of(shape.rows)) * ceil_div(shape.block, shape.rows) * gemm.length
-            return runs * RUN + vectors * _COPIED
-        if shape.staged:
-            return runs * (RUN + (GATHERED * extents[-1] if self._gathers else 0.0))
         pages = gemm.length // k_blocks * min(1.0, 4 * gemm.step(gemm.k_axes[0]) / self.machine.page_bytes)
-        return runs * RUN + (tiles * gemm.length * _PAGE_MISS if pages > _PAGES else 0.0)
+        unstaged = runs * RUN + select(pages > _PAGES, tiles * gemm.length * _PAGE_MISS, 0.0)
+        if packs(gemm):
+            at_once = ceil_div(shape.rows, 1 << floor_log2(shape.rows))  # overlapping vectors
+            vectors = at_once * ceil_div(shape.block, shape.rows) * gemm.length
+            copied = runs * RUN + vectors * _COPIED
+        else:
+            copied = runs * (RUN + (GATHERED * extents[-1] if self._gathers else 0.0))
+        return select(shape.staged, copied, unstaged)
 
-    def _packs(self, shape: ContractionTiling) -> bool:
+    def _packs(self, shape: ContractionTiling) -> Truth:
         """Whether the block is staged in the order in which its register tiles read it."""
-        return shape.staged and packs(self.gemm)
+        return shape.staged & packs(self.gemm)
 
-    def _staged_bytes(self, shape: ContractionTiling) -> int:
-        if not self._packs(shape):
-            return super()._staged_bytes(shape)
+    def _staged_bytes(self, shape: ContractionTiling) -> Number:
         tiled = round_up(shape.block, shape.rows)
-        return tiled * self.gemm.length * self.gemm.data.dtype.bytes
+        copied = tiled * self.gemm.length * self.gemm.data.dtype.bytes
+        return select(self._packs(shape), copied, super()._staged_bytes(shape))
 
     @cached_property
     def _gathers(self) -> bool:
@@ -221,16 +227,15 @@ class AppliedContractionTransposed(AppliedContraction):
         assert self.dims is not None
         return next(dim for dim in self.dims if dim.axis == self.gemm.image[-1])
 
-    def _tile_bytes(self, shape: ContractionTiling) -> int:
+    def _tile_bytes(self, shape: ContractionTiling) -> Number:
         """Bytes of the lines that a register tile reads: some neighbours in each row of the window, per outer step of
         K."""
-        if self._packs(shape):
-            return super()._tile_bytes(shape)
-        step = self._last_dim.axis_step if shape.staged else self.gemm.step(self.gemm.image[-1])
+        step = select(shape.staged, self._last_dim.axis_step, self.gemm.step(self.gemm.image[-1]))
         outer, *window = self.gemm.k_axes
         span = (shape.rows - 1) * step + (window[-1].extent if window else 1) - 1
         rows = outer.extent * extent_of(window[:-1])
-        return rows * (self.machine.line_bytes + 4 * span)
+        lines = rows * (self.machine.line_bytes + 4 * span)
+        return select(self._packs(shape), super()._tile_bytes(shape), lines)
 
     def nest_of(self, shape: ContractionTiling) -> ContractionNest:
         return TransposedNest(self, shape)
@@ -248,13 +253,13 @@ def vectors_of(rows: int) -> list[int]:
     return [min(start, rows - lanes) for start in range(0, rows, lanes)]
 
 
-def transpose_cycles(transposed: float, points: int, lanes: int) -> float:
+def transpose_cycles(transposed: Number, points: Number, lanes: int) -> Number:
     """Cycles to transpose this many sums in blocks of `points`."""
-    side = min(lanes, power_of_two_below(points))
-    return transposed * (_TRANSPOSING + side.bit_length()) / side
+    bits = least(floor_log2(lanes), floor_log2(points))
+    return transposed * (_TRANSPOSING + bits + 1) / (1 << bits)
 
 
-def points_of(gemm: TransposedGemm, shape: ContractionTiling) -> int:
+def points_of(gemm: TransposedGemm, shape: ContractionTiling) -> Number:
     """Elements of the image in a block."""
     return shape.block * extent_of(gemm.image[1:])
 

@@ -95,7 +95,7 @@ def _along(data: te.Expr, axis: te.Var, tap: te.Var) -> tuple[te.Var, te.Expr] |
 
 
 def _is_box(condition: te.Expr) -> bool:
-    """Whether it bounds indices separately, so that it also holds between two indices where it holds."""
+    """Whether the condition bounds each index separately: then it also holds between any two points where it holds."""
     if isinstance(condition, te.Call) and condition.op == "and":
         return all(map(_is_box, condition.args))
     if not isinstance(condition, te.Call) or condition.op not in ("lt", "le"):

@@ -2,7 +2,13 @@
 
 from tilewright.space.template import Template
 from tilewright.space.templates.cuda.attention import TensorCoreAttention
+from tilewright.space.templates.cuda.chain import TensorCoreChain
 from tilewright.space.templates.cuda.matmul import TensorCores
 from tilewright.space.templates.cuda.matmul_reduction import TensorMatmulReduction
 
-TEMPLATES: tuple[Template, ...] = (TensorCores(), TensorMatmulReduction(), TensorCoreAttention())
+TEMPLATES: tuple[Template, ...] = (
+    TensorCores(),
+    TensorMatmulReduction(),
+    TensorCoreAttention(),
+    TensorCoreChain(),
+)

@@ -39,7 +39,7 @@ _WIDEST_WARP = 64  # maximum rows or columns of a warp
 _MIN, _MAX = 64, 256  # minimum and maximum threads of a block
 _MIN_SINGLY = 128  # minimum threads if elements go through registers one by one: other warps hide the latency
 _MAX_REGISTERS = 265  # maximum per thread, by an estimate that is pessimistic for high counts
-_MAX_COPIES = 48  # maximum per thread and step: each may need its own address
+MAX_COPIES = 48  # maximum per thread and step: each may need its own address
 _MAX_WAVES = 4  # maximum waves of blocks that share tiles; with more, there is enough work without sharing
 _SHORT = 1024  # the longest sum of a product with persistent blocks
 _MAX_SPLIT = 8  # blocks of a cluster that every GPU with clusters can run
@@ -137,8 +137,8 @@ def is_legal(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> bool:
         and tiles.stages >= 2
         and tiles.shared_bytes + table <= machine.shared_block
         and fewest <= tiles.threads <= _MAX
-        and _copies(work, tiles) <= _MAX_COPIES
-        and _registers(work, tiles) <= _MAX_REGISTERS
+        and copies_of(work, tiles) <= MAX_COPIES
+        and registers_of(work, tiles) <= _MAX_REGISTERS
         and (tiles.split == 1 or (tiles.split <= steps and _may_split(work, tiles, machine)))
         and (not tiles.persistent or _may_persist(work, tiles, machine))
     )
@@ -166,13 +166,13 @@ def _blocks(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> int:
     count = _tile_count(work, tiles)
     if not tiles.persistent:
         return count * tiles.split
-    registers = min(255, round(_registers(work, tiles)))
+    registers = min(255, round(registers_of(work, tiles)))
     at_once = machine.sms * max(1, machine.resident_blocks(tiles.threads, registers, tiles.shared_bytes))
     turns = -(-count // at_once)
     return -(-count // turns)
 
 
-def _copies(work: MatrixWork, tiles: MatrixTiles) -> float:
+def copies_of(work: MatrixWork, tiles: MatrixTiles) -> float:
     """Copies per thread and step."""
     a, b = (_copy_lanes(work, operand) for operand in (work.left, work.right))
     return (tiles.bm / a + tiles.bn / b) * tiles.bk / tiles.threads
@@ -188,7 +188,7 @@ def _copy_lanes(work: MatrixWork, operand: Operand) -> int:
     return 2 if _goes_singly(work, operand) else operand.lanes
 
 
-def _registers(work: MatrixWork, tiles: MatrixTiles) -> float:
+def registers_of(work: MatrixWork, tiles: MatrixTiles) -> float:
     """Estimated registers of a thread, fitted to what the compiler used for 800 kernels: each item counts 1.5 times
     its obvious size, because the compiler loads ahead and keeps addresses."""
     registers = 32 + 1.4 * tiles.accumulators
@@ -309,7 +309,7 @@ def terms_of(work: MatrixWork, tiles: MatrixTiles) -> GpuTerms:
     return GpuTerms(
         blocks=_tile_count(work, t) * t.split,
         threads=t.threads,
-        registers=min(255, round(_registers(work, t))),
+        registers=min(255, round(registers_of(work, t))),
         shared_bytes=t.shared_bytes,
         steps=-(-work.sizes[2] // (t.bk * t.split)),
         stages=t.stages,

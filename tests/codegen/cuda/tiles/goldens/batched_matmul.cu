@@ -9,7 +9,7 @@ __device__ inline void load_matrices_4_transposed(unsigned* into, unsigned from)
 }
 extern "C" __global__ void __launch_bounds__(128) KERNEL_NAME(f16* p1, f16* p2, f32* p3, i32 p4, i32 p5, i32 p6) {
   const int t = threadIdx.x;
-  extern __shared__ __align__(128) unsigned char shared[];
+  extern __shared__ __align__(1024) unsigned char shared[];
   const unsigned smem = shared_address(shared);
   i32 const v7 = (i32)blockIdx.z;
   i32 const v8 = (i32)blockIdx.x;
@@ -214,9 +214,6 @@ for (i64 n49 = i32(0); n49 < p6; n49 += i32(32)) {
     i32 const v86 = i32(u32(v7) * u32(p6));
     i32 const v87 = i32(u32(v86) * u32(p5));
     f16* const v88 = (p2 + (i64)(v87));
-    f32 v89[8];
-#pragma unroll
-    for (int r = 0; r < 8; ++r) v89[r] = v12[r];
 #pragma unroll
     for (int z = 0; z < 1; ++z)
 #pragma unroll
@@ -229,58 +226,56 @@ for (i64 n49 = i32(0); n49 < p6; n49 += i32(32)) {
 #pragma unroll
     for (int i = 0; i < 1; ++i)
 #pragma unroll
-    for (int j = 0; j < 2; ++j) multiply_m16n8k16_row_col_f32_f16_f16_f32(v89 + 4 * (j + 2 * (i + 1 * z)), a[i], b[j]);
+    for (int j = 0; j < 2; ++j) multiply_m16n8k16_row_col_f32_f16_f16_f32(v12 + 4 * (j + 2 * (i + 1 * z)), a[i], b[j]);
     }
-    #pragma unroll
-    for (int r = 0; r < 8; ++r) v12[r] = v89[r];
     slot17 = slot17 + 1 == 3 ? 0 : slot17 + 1;
   }
   await_copies<0>();
-  i32 const v90 = i32(u32(v7) * u32(p4));
-  i32 const v91 = i32(u32(v90) * u32(p5));
-  f32* const v92 = (p3 + (i64)(v91));
+  i32 const v89 = i32(u32(v7) * u32(p4));
+  i32 const v90 = i32(u32(v89) * u32(p5));
+  f32* const v91 = (p3 + (i64)(v90));
+  i32 v92[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) v92[r] = ((t >> 2 & 7) ^ (t >> 5 & 1) * 16) + (r & 1) * 8;
   i32 v93[2];
 #pragma unroll
-  for (int r = 0; r < 2; ++r) v93[r] = ((t >> 2 & 7) ^ (t >> 5 & 1) * 16) + (r & 1) * 8;
+  for (int r = 0; r < 2; ++r) v93[r] = i32(u32(v9) + u32(v92[r]));
   i32 v94[2];
 #pragma unroll
-  for (int r = 0; r < 2; ++r) v94[r] = i32(u32(v9) + u32(v93[r]));
-  i32 v95[2];
+  for (int r = 0; r < 2; ++r) v94[r] = i32(u32(v93[r]) * u32(p5));
+  f32* v95[2];
 #pragma unroll
-  for (int r = 0; r < 2; ++r) v95[r] = i32(u32(v94[r]) * u32(p5));
-  f32* v96[2];
+  for (int r = 0; r < 2; ++r) v95[r] = (v91 + (i64)(v94[r]));
+  f32* v96[8];
 #pragma unroll
-  for (int r = 0; r < 2; ++r) v96[r] = (v92 + (i64)(v95[r]));
-  f32* v97[8];
+  for (int r = 0; r < 8; ++r) v96[r] = v95[(r >> 1 & 1)];
+  i32 v97[4];
 #pragma unroll
-  for (int r = 0; r < 8; ++r) v97[r] = v96[(r >> 1 & 1)];
+  for (int r = 0; r < 4; ++r) v97[r] = ((t & 3) * 2 ^ (t >> 6 & 1) * 16) + ((r & 1) ^ (r >> 1 & 1) * 8);
   i32 v98[4];
 #pragma unroll
-  for (int r = 0; r < 4; ++r) v98[r] = ((t & 3) * 2 ^ (t >> 6 & 1) * 16) + ((r & 1) ^ (r >> 1 & 1) * 8);
-  i32 v99[4];
+  for (int r = 0; r < 4; ++r) v98[r] = i32(u32(v11) + u32(v97[r]));
+  i32 v99[8];
 #pragma unroll
-  for (int r = 0; r < 4; ++r) v99[r] = i32(u32(v11) + u32(v98[r]));
-  i32 v100[8];
+  for (int r = 0; r < 8; ++r) v99[r] = v98[((r & 1) ^ (r >> 2 & 1) * 2)];
+  f32* v100[8];
 #pragma unroll
-  for (int r = 0; r < 8; ++r) v100[r] = v99[((r & 1) ^ (r >> 2 & 1) * 2)];
-  f32* v101[8];
+  for (int r = 0; r < 8; ++r) v100[r] = (v96[r] + (i64)(v99[r]));
+  bool v101[2];
 #pragma unroll
-  for (int r = 0; r < 8; ++r) v101[r] = (v97[r] + (i64)(v100[r]));
-  bool v102[2];
+  for (int r = 0; r < 2; ++r) v101[r] = (v93[r] < p4);
+  bool v102[8];
 #pragma unroll
-  for (int r = 0; r < 2; ++r) v102[r] = (v94[r] < p4);
-  bool v103[8];
+  for (int r = 0; r < 8; ++r) v102[r] = v101[(r >> 1 & 1)];
+  bool v103[4];
 #pragma unroll
-  for (int r = 0; r < 8; ++r) v103[r] = v102[(r >> 1 & 1)];
-  bool v104[4];
+  for (int r = 0; r < 4; ++r) v103[r] = (v98[r] < p5);
+  bool v104[8];
 #pragma unroll
-  for (int r = 0; r < 4; ++r) v104[r] = (v99[r] < p5);
+  for (int r = 0; r < 8; ++r) v104[r] = v103[((r & 1) ^ (r >> 2 & 1) * 2)];
   bool v105[8];
 #pragma unroll
-  for (int r = 0; r < 8; ++r) v105[r] = v104[((r & 1) ^ (r >> 2 & 1) * 2)];
-  bool v106[8];
+  for (int r = 0; r < 8; ++r) v105[r] = (v102[r] && v104[r]);
 #pragma unroll
-  for (int r = 0; r < 8; ++r) v106[r] = (v103[r] && v105[r]);
-#pragma unroll
-  for (int r = 0; r < 8; r += 2) if (v106[r]) put_global<2>(v101[r], v12 + r);
+  for (int r = 0; r < 8; r += 2) if (v105[r]) put_global<2>(v100[r], v12 + r);
 }

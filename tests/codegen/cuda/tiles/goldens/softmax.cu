@@ -1,6 +1,6 @@
 extern "C" __global__ void __launch_bounds__(128) KERNEL_NAME(f32* p1, f32* p2, i32 p3, i32 p4) {
   const int t = threadIdx.x;
-  extern __shared__ __align__(128) unsigned char shared[];
+  extern __shared__ __align__(1024) unsigned char shared[];
   const unsigned smem = shared_address(shared);
   i32 const v5 = (i32)blockIdx.x;
   i32 const v6 = i32(u32(v5) * u32(p3));
@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(128) KERNEL_NAME(f32* p1, f32* p2, 
   for (int r = 0; r < 4; ++r) v16[r] = (v12[r] - v13[0]);
   f32 v17[4];
 #pragma unroll
-  for (int r = 0; r < 4; ++r) v17[r] = expf(v16[r]);
+  for (int r = 0; r < 4; ++r) v17[r] = exponential(v16[r]);
   i32 const v18 = i32(u32(v5) * u32(p3));
   f32* const v19 = (p2 + (i64)(v18));
   f32 v20[1];

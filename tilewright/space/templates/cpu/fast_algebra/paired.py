@@ -34,7 +34,6 @@ elements with small ones are all there is. `strict` numerics do without.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from functools import cached_property
 
@@ -44,13 +43,14 @@ from tilewright.loops.ir import SCRATCH_LIMIT, Program
 from tilewright.loops.tiling import Tiles, extent_of
 from tilewright.numerics import is_strict, may_lose_digits
 from tilewright.runtime.paired import GROUP, HALF
-from tilewright.space.space import Config, Knob, Space, Value
+from tilewright.space.space import Config, Knob, Space
 from tilewright.space.template import Applied, Terms, Work
-from tilewright.space.templates.cpu.contraction import BEGIN, COPIED_BYTES, PREFETCHED_COST, even_block
+from tilewright.space.templates.cpu.contraction_terms import BEGIN, COPIED_BYTES, PREFETCHED_COST, even_block
 from tilewright.space.templates.cpu.fast_algebra.paired_nest import PairedNest, PairedTiling, packed_weight
 from tilewright.space.templates.cpu.fast_algebra.row_gemm import RowGemm, row_gemm_of
 from tilewright.space.templates.cpu.gemm import gemm_of
 from tilewright.support.arith import ceil_div
+from tilewright.support.batch import Number, Truth, gcd, least, most, nowhere, select
 
 NAME = "paired"
 _ROWS = (6, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 20)
@@ -113,20 +113,23 @@ class AppliedPaired:
             ),
             self._legal,
             together=(("rows", "block"), ("block", "chunks", "prefetch")),
+            batched=True,
         )
 
-    def _legal(self, values: Mapping[str, Value]) -> bool:
-        rows, block = int(values["rows"]), int(values["block"])
+    def _legal(self, values: Mapping[str, Number]) -> Truth:
+        rows, block = values["rows"], values["block"]
         if not self._is_packed or self.k_axes < _MIN_K:
             return False
-        if rows + _OVERLAPPED > self.machine.vector_registers or max(1, block) * rows > self.row.extent:
+        legal = (rows + _OVERLAPPED <= self.machine.vector_registers) & (
+            most(1, block) * rows <= self.row.extent
+        )
+        if nowhere(legal):
             return False
         shape = self.shape_of(values)
-        if shape.chunks != values["chunks"] or shape.scratch_bytes > SCRATCH_LIMIT:
-            return False
-        return not shape.certified or self.uncertified_time(shape) <= self.max_uncertified
+        legal = legal & (shape.chunks == values["chunks"]) & (shape.scratch_bytes <= SCRATCH_LIMIT)
+        return legal & (self.uncertified_time(shape) <= self.max_uncertified) if shape.certified else legal
 
-    def uncertified_time(self, shape: PairedTiling) -> float:
+    def uncertified_time(self, shape: PairedTiling) -> Number:
         """The time of a row where no register tile is certified, as a multiple of the plain template's.
 
         Both multiply product by product. This one also measures and scales the row, which takes the longer the fewer
@@ -153,11 +156,11 @@ class AppliedPaired:
             return False
         return packed_weight(self.sums, panels, panels.var, te.Var("v", self.lanes)) is not None
 
-    def shape_of(self, values: Mapping[str, Value]) -> PairedTiling:
-        rows = int(values["rows"])
+    def shape_of(self, values: Mapping[str, Number]) -> PairedTiling:
+        rows, whole = values["rows"], self.row.extent
         panels = Tiles(self.gemm.vector, self.lanes)
-        per_chunk = ceil_div(panels.count, int(values["chunks"]))
-        block = even_block(self.row.extent, int(values["block"]) * rows or self.row.extent, rows)
+        per_chunk = ceil_div(panels.count, values["chunks"])
+        block = even_block(whole, select(values["block"] > 0, values["block"] * rows, whole), rows)
         return PairedTiling(
             rows=rows,
             lanes=self.lanes,
@@ -168,7 +171,7 @@ class AppliedPaired:
             blocks=ceil_div(self.row.extent, block),
             groups=ceil_div(self.k_axes, GROUP),
             last_pairs=min(HALF, self.k_axes % GROUP or GROUP),
-            prefetch=int(values["prefetch"]),
+            prefetch=values["prefetch"],
             streamed=self._streams,
             certified=not may_lose_digits(self.numerics),
         )
@@ -181,7 +184,11 @@ class AppliedPaired:
     # -- what it costs --------------------------------------------------------------------------------------------
 
     def terms(self, config: Config) -> Terms:
-        shape, caches = self.shape_of(dict(config.values)), self.machine.caches
+        return self.terms_of(dict(config.values))
+
+    def terms_of(self, values: Mapping[str, Number]) -> Terms:
+        """The terms of the config with these values or, if some are arrays, of many configs."""
+        shape, caches = self.shape_of(values), self.machine.caches
         line = self.machine.line_bytes
         iterations = shape.chunks * shape.blocks
         passes = iterations * shape.per_chunk  # of a panel
@@ -199,20 +206,21 @@ class AppliedPaired:
 
         # A panel stays in L1 while the register tiles pass, as far as it fits there alongside their lines.
         crowded = (panel + block_bytes / shape.tiles) / (0.75 * caches.l1) - 1
-        returns = _FORESEEN * min(1.0, max(0.0, 2 * crowded)) * (shape.tiles - 1)
-        from_l2 = passes * (panel * (1 + returns) + (block_bytes if block_bytes > caches.l1 // 2 else 0))
+        returns = _FORESEEN * least(1.0, most(0.0, 2 * crowded)) * (shape.tiles - 1)
+        rows_again = select(block_bytes > caches.l1 // 2, block_bytes, 0)
+        from_l2 = passes * (panel * (1 + returns) + rows_again)
         # What L2 does not hold alongside a panel and the next one is displaced.
-        beyond = min(1.0, max(0.0, (block_bytes + 2 * panel) / (0.75 * caches.l2_per_core) - 1))
+        beyond = least(1.0, most(0.0, (block_bytes + 2 * panel) / (0.75 * caches.l2_per_core) - 1))
         from_l3 = beyond * (passes - iterations) * block_bytes
         chunk_bytes = shape.per_chunk * panel
-        if chunk_bytes + block_bytes > caches.l2_per_core // 2:
-            from_l3 += weight_bytes * (shape.blocks - 1) * (PREFETCHED_COST if shape.prefetch else 1.0)
+        again = weight_bytes * (shape.blocks - 1) * select(shape.prefetch > 0, PREFETCHED_COST, 1.0)
+        from_l3 = from_l3 + select(chunk_bytes + block_bytes > caches.l2_per_core // 2, again, 0.0)
         if caches.keep((data_bytes + written) / self.machine.cores):
-            from_l2 += shape.chunks * data_bytes + 2.0 * written
+            from_l2 = from_l2 + (shape.chunks * data_bytes + 2.0 * written)
         else:
-            from_l3 += shape.chunks * data_bytes + 2.0 * written
-        positions = caches.l1 / math.gcd(shape.rows * line, self.machine.page_bytes)  # for lines of a row
-        displaced = scaled * _DISPLACED if shape.groups > positions else 0.0
+            from_l3 = from_l3 + (shape.chunks * data_bytes + 2.0 * written)
+        positions = caches.l1 / gcd(shape.rows * line, self.machine.page_bytes)  # for lines of a row
+        displaced = select(shape.groups > positions, scaled * _DISPLACED, 0.0)
         return Terms(
             arithmetic=pairs * self.instructions(shape)
             + _SCALED.arithmetic * scaled
@@ -220,15 +228,15 @@ class AppliedPaired:
             loads=2.0 * pairs
             + _SCALED.loads * scaled
             + tiles * shape.rows
-            + (passes * panel / line if shape.prefetch else 0.0),
+            + select(shape.prefetch > 0, passes * panel / line, 0.0),
             stores=_SCALED.stores * scaled + tiles * shape.rows,
             branches=tiles * shape.groups + _SCALED.branches * scaled,
-            from_l2=float(from_l2),
-            from_l3=float(from_l3),
+            from_l2=from_l2,
+            from_l3=from_l3,
             from_memory=float(weight_bytes),
-            prefetched=float(weight_bytes) if shape.prefetch else 0.0,
+            prefetched=select(shape.prefetch > 0, float(weight_bytes), 0.0),
             iterations=iterations,
-            scalar=pairs * (shape.rows * _PAIR + max(0, shape.rows - 12) * _TALL)
+            scalar=pairs * (shape.rows * _PAIR + most(0, shape.rows - 12) * _TALL)
             + tiles * _TILE
             + scaled_rows * _ROW
             + runs * _RUN
@@ -236,15 +244,15 @@ class AppliedPaired:
             + passes * BEGIN,
         )
 
-    def instructions(self, shape: PairedTiling) -> float:
-        """Of a pair of steps of K in a register tile, in those of the FMA ports: additions alongside them count where
-        they take longer."""
+    def instructions(self, shape: PairedTiling) -> Number:
+        """Instructions on the FMA ports for a pair of steps of K in a register tile; or the additions alongside them,
+        if those take longer."""
         core, in_pairs = self.machine.throughput, shape.rows - shape.plain_rows
         added = 2 * in_pairs * core.fmas / core.independent_adds
-        return max(in_pairs + 2 * shape.plain_rows, added)
+        return most(in_pairs + 2 * shape.plain_rows, added)
 
     @staticmethod
-    def _block_bytes(shape: PairedTiling) -> int:
+    def _block_bytes(shape: PairedTiling) -> Number:
         return shape.tiles * shape.rows * shape.groups * GROUP * _BYTES
 
     # -- the program ----------------------------------------------------------------------------------------------

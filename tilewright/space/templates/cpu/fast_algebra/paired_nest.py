@@ -51,7 +51,7 @@ _SQUARES = 4  # vectors that squares are summed in at a time
 @quickly_made
 @dataclass(frozen=True)
 class PairedTiling:
-    """The numbers that follow from a config."""
+    """The numbers that follow from a config. If there are many configs, they are arrays."""
 
     rows: int
     lanes: int
@@ -82,7 +82,7 @@ class PairedTiling:
 
     @property
     def prefetched_lines(self) -> int:
-        """Of the next block, while a register tile passes a group of K."""
+        """The lines of the next block that are prefetched while a register tile computes a group of K."""
         return ceil_div(self.rows, self.per_chunk)
 
     @property
@@ -100,8 +100,8 @@ class PairedTiling:
 
     @property
     def plain_rows(self) -> int:
-        """Of a register tile, those that are summed product by product."""
-        return sum(map(self.is_plain, range(self.rows)))
+        """The number of rows of a register tile that are summed product by product (`is_plain`)."""
+        return self.rows // 3 + (self.rows % 3 == 2)
 
     def is_plain(self, row: int) -> bool:
         """A third of them: so additions and FMAs take equally long."""
@@ -186,17 +186,17 @@ class PairedNest:
 
     @cached_property
     def ratios(self) -> Buffer:
-        """Of each register tile the least |a|_1 / (sqrt(K) |a|_2) of its rows."""
+        """The least |a|_1 / (sqrt(K) |a|_2) among the rows of each register tile."""
         return Buffer("ratios", DType.F32, self.shape.tiles, Scope.SCRATCH)
 
     @cached_property
     def demanded(self) -> Buffer:
-        """Of the current panel the largest ratio that a column wants of rows multiplied in pairs."""
+        """The largest ratio that a column of the current panel demands of rows multiplied in pairs."""
         return Buffer("demanded", DType.F32, 1, Scope.REGISTER)
 
     @cached_property
     def totals(self) -> Buffer:
-        """Of a register tile, the sums of all chunks so far."""
+        """The sums of all chunks of a register tile so far."""
         return Buffer("totals", DType.F32, self.shape.rows * self.shape.lanes, Scope.SCRATCH)
 
     def _of_columns(self, number: int) -> te.Load:
@@ -304,8 +304,9 @@ class PairedNest:
         ]
 
     def _sizes_found(self, row: te.Var, position: te.Expr) -> list[Stmt]:
-        """Of each row of the tile its size, the power of two at or below the root of its mean square, and the inverse
-        of that; of the tile the least ratio. What is computed of a row of zeros is multiplied by zero."""
+        """Store the size of each row of the tile (the power of two at or below the root of its mean square), its
+        inverse, and the least ratio of the tile. The values of a row of zeros do not matter: they are multiplied by
+        zero."""
         zero, one = (te.const(value, DType.F32) for value in (0.0, 1.0))
         square, absolute = te.Load(self.squares, (row,)), te.Load(self.absolutes, (row,))
         root = te.call("sqrt", square)

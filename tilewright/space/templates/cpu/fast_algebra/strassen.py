@@ -49,17 +49,17 @@ from tilewright.loops.tiling import Tiles
 from tilewright.numerics import may_lose_digits
 from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.template import Applied, Terms, Work
-from tilewright.space.templates.cpu.contraction import (
+from tilewright.space.templates.cpu.contraction import AppliedContraction
+from tilewright.space.templates.cpu.contraction_nest import ContractionNest
+from tilewright.space.templates.cpu.contraction_tail import tail_terms
+from tilewright.space.templates.cpu.contraction_terms import (
     BEGIN,
     COPIED_BYTES,
     FAR_RUN,
     PREFETCHED_COST,
-    AppliedContraction,
     even_block,
 )
-from tilewright.space.templates.cpu.contraction import ContractionTiling as PlainShape
-from tilewright.space.templates.cpu.contraction_nest import ContractionNest
-from tilewright.space.templates.cpu.contraction_tail import tail_terms
+from tilewright.space.templates.cpu.contraction_terms import ContractionTiling as PlainShape
 from tilewright.space.templates.cpu.fast_algebra.strassen_nest import (
     PRODUCTS,
     StrassenNest,
@@ -314,7 +314,7 @@ class AppliedStrassen:
         )
 
     def _rest_terms(self, shape: StrassenTiling) -> Terms:
-        """Of K that are in no K block."""
+        """The terms of the steps of K that are in no K block."""
         tiles = shape.chunks * shape.blocks * shape.per_chunk * 4 * shape.tiles if shape.rest else 0
         each = shape.rows * shape.vectors
         steps = tiles * shape.rest
@@ -326,7 +326,7 @@ class AppliedStrassen:
         )
 
     def _last_columns(self, shape: StrassenTiling, plain: PlainShape) -> list[Terms]:
-        """Of a panel that is in no pair and of columns that are in none."""
+        """The terms of a panel that is in no pair, and of columns that are in no panel."""
         chunks = self._last_chunks(shape)
         found = []
         if shape.single:

@@ -112,7 +112,7 @@ class StrassenTiling:
 
     @property
     def single_k(self) -> int:
-        """Of a K block of a panel without another; 0: all."""
+        """The length of a K block of a panel that has no partner; 0 means all of K."""
         return 2 * self.k_block if self.k_blocks > 1 else 0
 
     @property
@@ -194,7 +194,7 @@ class StrassenNest:
         return self.k_block * (2 * self.shape.k_block) + k_half * self.shape.k_block
 
     def _weight(self, panel: int, k: te.Expr) -> te.Expr:
-        """Of a panel of the pair, the element that the current vector and lane take."""
+        """The element of a panel of the pair that the current vector and lane read."""
         values = {
             self.plain.chunk: te.as_index(0),
             self.plain.panel: self.which_pair * 2 + panel,
@@ -337,7 +337,7 @@ class StrassenNest:
         ]
 
     def _next_pair(self, step: te.Expr, steps: int) -> list[Stmt]:
-        """Of its two panels, or of the same K block's beginning in the next one of K."""
+        """Prefetch the next pair of panels, or the same pair's first lines in the next K block."""
         shape, packed = self.shape, self.plain.packed
         assert packed is not None
         weight = packed.load.source

@@ -21,8 +21,8 @@ from tilewright.numerics import may_lose_digits
 from tilewright.space.space import Config, Value
 from tilewright.space.template import Applied, Terms, Work
 from tilewright.space.templates.cpu.contraction import AppliedContraction
-from tilewright.space.templates.cpu.contraction import ContractionTiling as PlainShape
 from tilewright.space.templates.cpu.contraction_nest import ContractionNest
+from tilewright.space.templates.cpu.contraction_terms import ContractionTiling as PlainShape
 from tilewright.space.templates.cpu.fast_algebra.strassen import AppliedStrassen, is_large_gemm
 from tilewright.space.templates.cpu.fast_algebra.strassen_nest import Factors, StrassenNest
 from tilewright.space.templates.cpu.fast_algebra.strassen_nest import StrassenTiling as PackedShape
@@ -137,7 +137,7 @@ class _PackedNest(StrassenNest):
         return replace(factors, right=self._weight(0, row), position=self._right(0, row), copies=(other,))
 
     def _next_pair(self, step: te.Expr, steps: int) -> list[Stmt]:
-        """Of each row of its K block the lines of both panels; or of the next K block's first pair."""
+        """Prefetch the lines of both panels in each row of the K block, or those of the next K block's first pair."""
         shape, load = self.shape, self.gemm.weight_load
         assert isinstance(load.source, Buffer)
         run = 2 * shape.panels.size

@@ -194,7 +194,7 @@ class _TransposedNest(StrassenNest):
         return block(self._gather(), made) if shape.gathers else made
 
     def _pixel(self, pixel: te.Expr, k_half: int, k: te.Expr) -> te.Expr:
-        """Of the current block."""
+        """An element of the current block."""
         if self.shape.gathers:
             row = k + k_half * self.shape.k_block
             return te.Load(self.gathered, (row * self.shape.block + pixel,))
@@ -223,7 +223,7 @@ class _TransposedNest(StrassenNest):
         return nest([*loops, (lane, Kind.VECTOR)], store)
 
     def _position_of(self, number: int, k: te.Expr) -> te.Expr:
-        """Of the first pixel of the current register tile, in a left operand."""
+        """The offset of the first pixel of the current register tile in a left operand."""
         return (self.tile * self.shape.k_block + k) * self.shape.rows + number * self.shape.left_size
 
     def _sum(self, number: int, k: te.Expr) -> te.Load:

@@ -1,0 +1,423 @@
+"""Transfer of the attention model to a GPU that it has not seen: kernels of other projects, described by their knobs.
+
+    python benchmarks/cost_transfer.py FOLDER [--device cuda] [--jobs 8] [--seeds 5] [--markdown FILE] [--json FILE]
+
+FOLDER has files KERNEL-GPU.csv(.gz): a column for each knob and `time_ms`, empty where a config failed. One GPU at a
+time is left out. The others are known by so many configs each, drawn at random; nothing of the new GPU is known but its
+data sheet (the machine token). What is tried on it is judged by the best time that it has in the whole table:
+
+    best of 10              max over the 10 configs chosen without measuring, of best / time
+    16 random, then 10      16 configs at random are measured and learned from; the best of the next 10 and those 16
+    best of 16              two rounds of 8 chosen and measured, the second after learning from the first
+
+Boosted trees (LightGBM on the same knobs and the same numbers of the machine) and a random choice beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import itertools
+import json
+import os
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import cached_property
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that is not installed
+
+from tilewright.cost.attention import NOTHING, Adaptation, portfolio, similarity_rows
+from tilewright.cost.instructions import NONE
+from tilewright.cost.network import Network
+from tilewright.cost.tokens import (
+    STATEMENT_WIDTH,
+    TERMS,
+    MachineNumbers,
+    Row,
+    knobs_of,
+    stacked,
+    task_features,
+)
+from tilewright.dataset.tables import Table
+from tilewright.dataset.train import Settings, train
+from tilewright.measure.trial import TaskJob
+from tilewright.space.space import Config, Knob, Space
+
+KNOWN = (50, 100, 300)
+TRIED, MEASURED = 10, 16
+
+# Data sheets: units, clock, FMAs per clock and unit, bytes per second, last cache, shared memory and L1 of a unit,
+# 32-bit registers of a unit, width of a warp, threads of a unit.
+_KIB, _MIB = 1 << 10, 1 << 20
+GPUS: dict[str, MachineNumbers] = {
+    "A100": MachineNumbers(
+        *("cuda", 108, 1.41e9, 64, 512, 1.555e12, 40 * _MIB, 164 * _KIB, 192 * _KIB, 65536, 32, 2048), 5120, True
+    ),
+    "A4000": MachineNumbers(
+        *("cuda", 48, 1.56e9, 128, 256, 0.448e12, 4 * _MIB, 100 * _KIB, 128 * _KIB, 65536, 32, 1536), 1536, True
+    ),
+    "A6000": MachineNumbers(
+        *("cuda", 84, 1.80e9, 128, 256, 0.768e12, 6 * _MIB, 100 * _KIB, 128 * _KIB, 65536, 32, 1536), 2560, True
+    ),
+    "MI250X": MachineNumbers(
+        *("hip", 110, 1.70e9, 64, 512, 1.638e12, 8 * _MIB, 64 * _KIB, 16 * _KIB, 131072, 64, 2048), 2048,
+        other_vendor=True,
+    ),
+    "W6600": MachineNumbers(
+        *("hip", 28, 2.90e9, 64, 0, 0.224e12, 32 * _MIB, 64 * _KIB, 16 * _KIB, 131072, 32, 2048), 1024,
+        other_vendor=True,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """All configs of a kernel, and their seconds on each GPU (NaN: failed)."""
+
+    name: str
+    space: Space
+    configs: tuple[Config, ...]
+    seconds: dict[str, np.ndarray]
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        nothing = np.zeros(len(TERMS)), NONE.features()
+        empty = np.zeros((0, STATEMENT_WIDTH))
+        return [Row(*nothing, *knobs_of(self.space, config), empty) for config in self.configs]
+
+    def table(self, gpu: str, at: np.ndarray, seconds: np.ndarray) -> Table:
+        """Some configs on a GPU as a table; there is no analytical model, so that the base is one second for all."""
+        machine = GPUS[gpu].features()
+        tokens = stacked([self.rows[each] for each in at], task_features(None), machine)
+        configs = tuple(self.configs[each] for each in at)
+        job = TaskJob(self.name, (), gpu, "fast", 0)
+        return Table(self.name, "kernel", "cuda", gpu, 0.0, job, configs, tokens, np.zeros(len(at)), seconds)
+
+
+def read(folder: Path) -> list[Kernel]:
+    found: dict[str, dict[str, dict[tuple[int, ...], float]]] = {}
+    knobs: dict[str, tuple[str, ...]] = {}
+    for path in sorted([*folder.glob("*.csv"), *folder.glob("*.csv.gz")]):
+        name, _, gpu = path.name.partition(".")[0].partition("-")
+        if gpu not in GPUS:
+            continue
+        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+            rows = list(csv.DictReader(file))
+        knobs[name] = tuple(key for key in rows[0] if key != "time_ms")
+        found.setdefault(name, {})[gpu] = {
+            tuple(int(row[key]) for key in knobs[name]): float(row["time_ms"] or "nan") / 1e3 for row in rows
+        }
+    kernels = []
+    for name, by_gpu in found.items():
+        values = sorted(set.intersection(*(set(times) for times in by_gpu.values())))
+        columns = [sorted({each[at] for each in values}) for at in range(len(knobs[name]))]
+        made = tuple(
+            Knob(key, tuple(column))
+            for key, column in zip(knobs[name], columns, strict=True)
+            if len(column) > 1
+        )
+        names = [knob.name for knob in made]
+        configs = tuple(
+            Config.of(
+                name, {key: value for key, value in zip(knobs[name], each, strict=True) if key in names}
+            )
+            for each in values
+        )
+        seconds = {gpu: np.array([times[each] for each in values]) for gpu, times in by_gpu.items()}
+        kernels.append(Kernel(name, Space(name, made, lambda values: True), configs, seconds))
+    return kernels
+
+
+@dataclass(frozen=True)
+class Trial:
+    kernel: str
+    gpu: str
+    known: int
+    seed: int
+    method: str
+    best_of: float  # without measuring
+    after_random: float
+    best_measured: float
+    seconds: float = 0.0
+
+
+def share(seconds: np.ndarray, chosen: list[int]) -> float:
+    """The best of what is tried, over the best there is."""
+    tried = seconds[chosen]
+    return float(np.nanmin(seconds) / np.nanmin(tried)) if np.isfinite(tried).any() else 0.0
+
+
+# -- the attention model ----------------------------------------------------------------------------------------------
+
+
+def attention(kernel: Kernel, gpu: str, known: int, seed: int, device: str) -> Trial:
+    begin = time.monotonic()
+    rng = np.random.default_rng((seed, known))
+    others = [other for other in kernel.seconds if other != gpu]
+    tables = []
+    for other in others:
+        at = np.sort(rng.permutation(len(kernel.configs))[:known])
+        tables.append(kernel.table(other, at, kernel.seconds[other][at]))
+    settings = Settings(
+        steps=STEPS[known], tables=4, configs=min(known, 128), rate=2e-3, decay=0.05, dropout=0.0, ranking=1.0,
+        absolute=0.0, seed=seed, levels=("machine", "terms", "knob"), residual=False,
+    )  # fmt: skip
+    nets = [
+        Network(
+            train(tables, Settings(**{**settings.__dict__, "seed": 10 * seed + n}), device=device),
+            settings.levels,
+        )
+        for n in range(NETWORKS)
+    ]
+    everything = np.arange(len(kernel.configs))
+    # How each config would do on the new GPU, and if this GPU were like each of the others.
+    scenarios, rows, valid = [], None, None
+    for like in (gpu, *others):
+        tokens = kernel.table(like, everything, np.ones(len(everything))).tokens
+        outs = [net(tokens) for net in nets]
+        scenarios.append(np.mean([out.members.mean(axis=0) for out in outs], axis=0))
+        if like == gpu:
+            rows = similarity_rows(tokens, np.concatenate([out.members for out in outs]))
+            valid = np.mean([out.valid for out in outs], axis=0)
+    assert rows is not None and valid is not None
+    stacked_up = np.array(scenarios) - 0.5 * np.log(np.clip(valid, 0.05, 1.0))
+    emphasis = [len(others) * 1.0, *[1.0] * len(others)]
+    seconds = kernel.seconds[gpu]
+    first = portfolio(stacked_up, emphasis, TRIED)
+    own = np.average(stacked_up, axis=0, weights=emphasis)
+    random = rng.permutation(len(kernel.configs))[:MEASURED].tolist()
+    after = chosen_after(own, rows, seconds, random, TRIED)
+    half = portfolio(stacked_up, emphasis, MEASURED // 2)
+    rest = chosen_after(own, rows, seconds, half, MEASURED // 2)
+    return Trial(
+        kernel.name, gpu, known, seed, "attention", share(seconds, first), share(seconds, [*random, *after]),
+        share(seconds, [*half, *rest]), time.monotonic() - begin,
+    )  # fmt: skip
+
+
+def chosen_after(
+    predicted: np.ndarray, rows: np.ndarray, seconds: np.ndarray, measured: list[int], count: int
+) -> list[int]:
+    """The next configs, after the model has adapted to those that were measured."""
+    ran = [at for at in measured if np.isfinite(seconds[at])]
+    adaptation = NOTHING
+    if ran:
+        errors = np.log(seconds[ran]) - predicted[ran]
+        errors = errors - np.median(errors)
+        adaptation = Adaptation.of(rows[ran], errors, np.ones(len(ran)), np.ones(len(ran), bool))
+    correction, _ = adaptation.correction(rows)
+    order = np.argsort(predicted + correction, kind="stable")
+    return [int(at) for at in order if at not in set(measured)][:count]
+
+
+# -- baselines --------------------------------------------------------------------------------------------------------
+
+
+def boosted(kernel: Kernel, gpu: str, known: int, seed: int) -> Trial:
+    import lightgbm
+
+    begin = time.monotonic()
+    rng = np.random.default_rng((seed, known))
+    knobs = np.array(
+        [[dict(config.values)[knob.name] for knob in kernel.space.knobs] for config in kernel.configs], float
+    )
+    rows, targets = [], []
+    for other in (each for each in kernel.seconds if each != gpu):
+        at = np.sort(rng.permutation(len(kernel.configs))[:known])
+        at = at[np.isfinite(kernel.seconds[other][at])]
+        logs = np.log(kernel.seconds[other][at])
+        rows.append(np.hstack([knobs[at], np.tile(GPUS[other].features(), (len(at), 1))]))
+        targets.append(logs - logs.mean())
+    random = rng.permutation(len(kernel.configs))[:MEASURED].tolist()
+    seconds = kernel.seconds[gpu]
+    query = np.hstack([knobs, np.tile(GPUS[gpu].features(), (len(knobs), 1))])
+
+    def fitted(more: list[int]) -> np.ndarray:
+        x, y, w = [*rows], [*targets], [np.ones(len(each)) for each in targets]
+        ran = [at for at in more if np.isfinite(seconds[at])]
+        if ran:
+            logs = np.log(seconds[ran])
+            x.append(query[ran])
+            y.append(logs - logs.mean())
+            w.append(np.full(len(ran), 8.0))
+        options = {"objective": "regression", "num_leaves": 31, "learning_rate": 0.05, "min_data_in_leaf": 5,
+                   "verbose": -1, "num_threads": 1, "seed": seed, "deterministic": True}  # fmt: skip
+        data = lightgbm.Dataset(np.vstack(x), np.concatenate(y), weight=np.concatenate(w))
+        return np.asarray(lightgbm.train(options, data, 300).predict(query))
+
+    zero = np.argsort(fitted([]), kind="stable").tolist()
+    after = [at for at in np.argsort(fitted(random), kind="stable").tolist() if at not in set(random)]
+    half = zero[: MEASURED // 2]
+    rest = [at for at in np.argsort(fitted(half), kind="stable").tolist() if at not in set(half)]
+    return Trial(
+        kernel.name, gpu, known, seed, "boosted trees", share(seconds, zero[:TRIED]),
+        share(seconds, [*random, *after[:TRIED]]), share(seconds, [*half, *rest[: MEASURED // 2]]),
+        time.monotonic() - begin,
+    )  # fmt: skip
+
+
+def random_choice(kernel: Kernel, gpu: str, known: int, seed: int) -> Trial:
+    seconds = kernel.seconds[gpu]
+    draws = [np.random.default_rng((seed, n)).permutation(len(seconds)) for n in range(200)]
+    means = [
+        float(np.mean([share(seconds, d[:count].tolist()) for d in draws])) for count in (TRIED, 26, MEASURED)
+    ]
+    return Trial(kernel.name, gpu, known, seed, "random", *means)
+
+
+def other_tables(kernel: Kernel, gpu: str) -> Trial:
+    """Ranking by the other GPUs' complete tables, which nothing that learns from a part of them is given."""
+    logs = [np.log(s) - np.nanmean(np.log(s)) for other, s in kernel.seconds.items() if other != gpu]
+    order = np.argsort(np.nanmean(np.nan_to_num(np.array(logs), nan=3.0), axis=0), kind="stable").tolist()
+    found = share(kernel.seconds[gpu], order[:TRIED])
+    return Trial(
+        kernel.name,
+        gpu,
+        0,
+        0,
+        "all tables of the others",
+        found,
+        found,
+        share(kernel.seconds[gpu], order[:16]),
+    )
+
+
+STEPS = {50: 300, 100: 400, 300: 600}
+NETWORKS = 2
+
+
+def _one(job: tuple[Path, str, str, int, int, str, str]) -> Trial:
+    folder, name, gpu, known, seed, method, device = job
+    kernel = next(kernel for kernel in _kernels(folder) if kernel.name == name)
+    if method == "attention":
+        if device == "cpu":
+            import torch
+
+            torch.set_num_threads(1)
+        return attention(kernel, gpu, known, seed, device)
+    if method == "boosted trees":
+        return boosted(kernel, gpu, known, seed)
+    if method == "random":
+        return random_choice(kernel, gpu, known, seed)
+    return other_tables(kernel, gpu)
+
+
+_CACHE: dict[Path, list[Kernel]] = {}
+
+
+def _kernels(folder: Path) -> list[Kernel]:
+    if folder not in _CACHE:
+        _CACHE[folder] = read(folder)
+    return _CACHE[folder]
+
+
+def report(trials: list[Trial]) -> str:
+    lines = [
+        "| kernel | configs of each other GPU | method | best of 10, no measurement: mean | 10th percentile | least |"
+        " 16 random, then 10 | best of 16 |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    groups = itertools.groupby(
+        sorted(trials, key=lambda t: (t.kernel, t.known, t.method)),
+        key=lambda t: (t.kernel, t.known, t.method),
+    )
+    for (kernel, known, method), some in groups:
+        found = list(some)
+        first = np.array([trial.best_of for trial in found])
+        after = np.mean([trial.after_random for trial in found])
+        measured = np.mean([trial.best_measured for trial in found])
+        lines.append(
+            f"| {kernel} | {known or 'all'} | {method} | {first.mean():.3f} | {np.percentile(first, 10):.3f} |"
+            f" {first.min():.3f} | {after:.3f} | {measured:.3f} |"
+        )
+    lines += [
+        "",
+        "Best of 10 without measuring, by the GPU that is left out (300 configs of each other GPU):",
+        "",
+    ]
+    gpus = sorted({trial.gpu for trial in trials})
+    lines += [f"| kernel | method | {' | '.join(gpus)} |", f"| --- | --- |{' --- |' * len(gpus)}"]
+    for kernel, method in sorted({(t.kernel, t.method) for t in trials if t.known == 300}):
+        means = [
+            np.mean(
+                [
+                    t.best_of
+                    for t in trials
+                    if (t.kernel, t.method, t.gpu, t.known) == (kernel, method, gpu, 300)
+                ]
+            )
+            for gpu in gpus
+        ]
+        lines.append(f"| {kernel} | {method} | {' | '.join(f'{mean:.3f}' for mean in means)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--known", default=",".join(map(str, KNOWN)))
+    parser.add_argument("--kernels", help="names, separated by commas; all")
+    parser.add_argument("--gpus", help="names, separated by commas; all")
+    parser.add_argument("--methods", default="attention,boosted trees,random,all tables of the others")
+    parser.add_argument(
+        "--seconds", type=float, default=1e6, help="trials that are not done by then are left out"
+    )
+    parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    kernels = _kernels(options.folder)
+    if not kernels:
+        parser.error(f"{options.folder} has no file KERNEL-GPU.csv of a GPU among {', '.join(GPUS)}")
+    jobs = []
+    for kernel in kernels:
+        if options.kernels and kernel.name not in options.kernels.split(","):
+            continue
+        for gpu in kernel.seconds if not options.gpus else options.gpus.split(","):
+            for method in options.methods.split(","):
+                if method == "all tables of the others":
+                    jobs.append((options.folder, kernel.name, gpu, 0, 0, method, options.device))
+                    continue
+                for known in map(int, options.known.split(",")):
+                    seeds = range(options.seeds)
+                    jobs += [
+                        (options.folder, kernel.name, gpu, known, n, method, options.device) for n in seeds
+                    ]
+    jobs.sort(key=lambda job: (job[5] == "attention", job[4], -job[3]))
+    begin = time.monotonic()
+    trials: list[Trial] = []
+    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(_one, job) for job in jobs]
+        try:
+            done = as_completed(futures, timeout=options.seconds - (time.monotonic() - begin))
+            trials.extend(future.result() for future in done)
+        except TimeoutError:
+            print(f"{len(trials)} of {len(jobs)} trials, and no time is left", flush=True)
+            _write(options, trials)
+            os._exit(0)
+    _write(options, trials)
+
+
+def _write(options: argparse.Namespace, trials: list[Trial]) -> None:
+    text = report(trials)
+    print(text)
+    if options.markdown:
+        options.markdown.write_text(text + "\n")
+    if options.json:
+        options.json.write_text(json.dumps([trial.__dict__ for trial in trials], indent=0) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

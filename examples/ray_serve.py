@@ -1,0 +1,155 @@
+"""Serve a compiled model with Ray Serve: replicas, batches, a health check, and new artifacts without a pause.
+
+    pip install "tilewright[serve]"
+    python examples/ray_serve.py model.tw --port 8000 --replicas 2
+    curl --data-binary @rows.npy http://localhost:8000/ -o results.npy
+
+A request is one row: an array without the batch axis, as a .npy file. The artifact has a variant for each batch size
+that it was saved with; concurrent requests are joined into the next larger of them. docs/serving.md explains it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import io
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+from ray import serve
+from starlette.requests import Request
+from starlette.responses import Response
+
+import tilewright
+from tilewright.dtypes import DType
+
+MAX_BYTES = 64 << 20  # of one request
+MAX_BATCH = 64
+WAIT_SECONDS = 0.002  # for further requests, once there is one
+
+
+class Loaded:
+    """An artifact, with the batch sizes that it has variants for."""
+
+    def __init__(self, path: str, threads: int, trusted: str | None) -> None:
+        self.path = path
+        self.model = tilewright.load(
+            path, threads=threads, trusted=None if trusted is None else Path(trusted)
+        )
+        variants = self.model.variants if hasattr(self.model, "variants") else (self.model,)
+        inputs = [variant.plan.inputs for variant in variants]
+        if any(len(each) != 1 for each in inputs):
+            raise ValueError(f"{path} takes several arrays, and this server takes one")
+        shapes = [tuple(each[0].shape) for each in inputs]
+        self.sizes = sorted({shape[0] for shape in shapes})
+        (self.row,) = {shape[1:] for shape in shapes}
+        self.dtype = DType.parse(inputs[0][0].dtype).numpy
+        self.example = np.zeros((self.sizes[0], *self.row), self.dtype)
+        self.expected = np.asarray(self.model(self.example))  # a model is a pure function: this never changes
+
+    def __call__(self, rows: list[np.ndarray]) -> list[np.ndarray]:
+        """The rows in batches of the sizes that there are; the last one is filled up with zeros."""
+        results: list[np.ndarray] = []
+        while rows:
+            size = next((size for size in self.sizes if size >= len(rows)), self.sizes[-1])
+            some, rows = rows[:size], rows[size:]
+            batch = np.zeros((size, *self.row), self.dtype)
+            batch[: len(some)] = some
+            results.extend(np.asarray(self.model(batch))[: len(some)])
+        return results
+
+    def is_healthy(self) -> bool:
+        return np.array_equal(np.asarray(self.model(self.example)), self.expected)
+
+
+@serve.deployment(health_check_period_s=5, health_check_timeout_s=5, graceful_shutdown_timeout_s=5)
+class Model:
+    """One replica. `reconfigure` loads another artifact while requests go on with the one before."""
+
+    def __init__(self, threads: int = 1, trusted: str | None = None) -> None:
+        self._threads, self._trusted = threads, trusted
+        self._loaded: Loaded | None = None
+        self._refused = ""  # why the newest artifact was not taken
+
+    def reconfigure(self, config: dict[str, Any]) -> None:
+        """Called at the start and whenever the deployment gets another `user_config`."""
+        try:
+            loaded = Loaded(config["artifact"], self._threads, self._trusted)
+            if self._loaded is not None and loaded.row != self._loaded.row:
+                raise ValueError(f"its rows are {loaded.row}, and clients send {self._loaded.row}")
+        except (tilewright.TilewrightError, OSError, ValueError) as error:
+            if self._loaded is None:
+                raise
+            self._refused = f"{config['artifact']}: {error}".splitlines()[0]
+            return
+        self._loaded, self._refused = loaded, ""
+
+    def check_health(self) -> None:
+        """Ray Serve replaces a replica for which this raises."""
+        if self._loaded is None or not self._loaded.is_healthy():
+            raise RuntimeError("the model no longer computes what it did when it was loaded")
+
+    @serve.batch(max_batch_size=MAX_BATCH, batch_wait_timeout_s=WAIT_SECONDS)
+    async def run(self, rows: list[np.ndarray]) -> list[np.ndarray]:
+        assert self._loaded is not None
+        return await asyncio.get_running_loop().run_in_executor(None, self._loaded, rows)  # releases the GIL
+
+    async def __call__(self, request: Request) -> Response:
+        assert self._loaded is not None
+        if request.method == "GET":
+            return Response(f"{self._loaded.path}\n{self._refused}\n", media_type="text/plain")
+        body = await request.body()
+        if len(body) > MAX_BYTES:
+            return Response("the request is too large\n", 413)
+        try:
+            row = np.load(io.BytesIO(body), allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            return Response(f"{error}\n", 400)
+        if row.shape != self._loaded.row or row.dtype != self._loaded.dtype:
+            wanted = f"{self._loaded.dtype} of shape {self._loaded.row}"
+            return Response(f"expected a row of {wanted}, got {row.dtype} of shape {row.shape}\n", 400)
+        file = io.BytesIO()
+        np.save(file, await self.run(row))
+        return Response(file.getvalue(), media_type="application/octet-stream")
+
+
+def start(path: str, port: int, *, replicas: int = 1, threads: int = 1, trusted: str | None = None) -> None:
+    """Serve an artifact on loopback; called again with another one, or when the file has changed, it takes that up in
+    every replica, without a pause."""
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    config = {"artifact": str(path), "changed": Path(path).stat().st_mtime_ns}
+    options = {"num_replicas": replicas, "user_config": config, "max_ongoing_requests": 256}
+    deployment = Model.options(**options)  # type: ignore[attr-defined]
+    serve.run(deployment.bind(threads, trusted), name="model")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Serve a compiled model with Ray Serve.")
+    parser.add_argument("model", help="a .tw file")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--replicas", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1, help="threads of one call")
+    parser.add_argument(
+        "--ray", default="local", help="the address of a Ray cluster; default: one of its own"
+    )
+    parser.add_argument("--trusted", help="a file with the key that artifacts are signed with")
+    options = parser.parse_args()
+    path, how = Path(options.model), {"replicas": options.replicas, "threads": options.threads}
+    seen = path.stat().st_mtime_ns
+    ray.init(options.ray, log_to_driver=False)
+    start(options.model, options.port, trusted=options.trusted, **how)
+    print(
+        f"serving {path} at http://127.0.0.1:{options.port}; a new {path} is taken up by itself", flush=True
+    )
+    while True:
+        time.sleep(1)
+        if path.exists() and path.stat().st_mtime_ns != seen:
+            seen = path.stat().st_mtime_ns
+            start(options.model, options.port, trusted=options.trusted, **how)
+
+
+if __name__ == "__main__":
+    main()

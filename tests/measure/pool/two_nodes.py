@@ -1,0 +1,100 @@
+"""A pool of two nodes from start to end, in a process of its own: what happened is printed as JSON.
+
+    python -m tests.measure.pool.two_nodes FOLDER        # FOLDER: for the pool's files
+
+Ray leaves threads and signal handlers in a process, so tests start this one. Both nodes have a builder and a
+pseudo-device; everything else is real.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from random import Random
+from typing import Any
+
+import psutil
+
+from tests.faults.candidates import product
+from tilewright.hw import host
+from tilewright.measure.pool import cluster
+from tilewright.measure.pool.cluster import Device, Share
+from tilewright.measure.pool.driver import PoolRunner
+from tilewright.measure.pool.workers import Workers
+from tilewright.measure.trial import TaskJob
+from tilewright.space.candidates import Candidates
+from tilewright.space.template import Work
+
+PSEUDO = Device("cpu:pseudo", timing="tilewright.testing.pool:serve")
+_CONFIGS = 6
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def small_model() -> tuple[Any, tuple[Any, ...]]:
+    """For the command line."""
+    import torch
+
+    return torch.nn.Linear(24, 16).eval(), (torch.randn(8, 24),)
+
+
+def listening() -> list[str]:
+    """The addresses at which the processes of this user's nodes listen."""
+    nodes = [psutil.Process(node["pid"]) for node in cluster.nodes_here().values()]
+    processes = [each for node in nodes for each in (node, *node.children(recursive=True))]
+    found = set()
+    for process in processes:
+        for connection in process.net_connections("inet"):
+            if connection.status == psutil.CONN_LISTEN:
+                found.add(connection.laddr.ip.removeprefix("::ffff:"))
+    return sorted(found)
+
+
+def main() -> None:
+    os.environ["TILEWRIGHT_CACHE_DIR"] = sys.argv[1]
+    job = TaskJob.of(Work(product(32, 48, 40), host()), 1)
+    configs = Candidates.of(job.work(), sketches=False).sample(Random(0), _CONFIGS)
+    share = Share(1, (PSEUDO,))
+    try:
+        address = cluster.up(share, free_port())
+        cluster.join(share, address)
+        addresses = listening()
+        with cluster.connected(address, cluster.read_token(address)):
+            workers = Workers()
+            workers.refresh()
+            timers, builders = workers.timers(), workers.builders()
+            with PoolRunner(workers, 1, user="tester", seed=7) as runner:
+                first = runner.measure(job, configs)
+                runner.acknowledge(first)
+                nodes = {device.rpartition(" on ")[2] for device in runner.use}
+                os.kill(timers[0].hello.pid, signal.SIGKILL)
+                second = runner.measure(job, configs)
+                again = runner.given_again
+            print(
+                json.dumps(
+                    {
+                        "nodes": len({timer.hello.node for timer in timers}),
+                        "timers": len(timers),
+                        "builders": len(builders),
+                        "network": any(timer.hello.network for timer in timers),
+                        "listening": addresses,
+                        "measured": [each.seconds for each in first],
+                        "on": len(nodes),
+                        "after a timer was killed": [each.seconds for each in second],
+                        "given again": again,
+                    }
+                )
+            )
+    finally:
+        cluster.down()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""The partition by dynamic programming: right for any times, never predicted to be slower than greedy fusion."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.rewrites.helpers import array, graph_of, inputs_for, x_input
+from tests.rewrites.oracles import RandomPrices
+from tests.rewrites.random_graphs import EVERYTHING, graphs
+from tests.rewrites.test_properties import check
+from tilewright.graph.ir import Graph, Node, constant
+from tilewright.graph.op import apply
+from tilewright.graph.task import Partition, Task
+from tilewright.measure.passes import run_calls
+from tilewright.rewrites import units
+from tilewright.rewrites.decompose import Decompose
+from tilewright.rewrites.dynamic import MARGIN, cut_dynamically
+from tilewright.rewrites.fuse import fuse
+from tilewright.rewrites.oracle import Price
+from tilewright.rewrites.partition import make_task, partition
+
+
+def labels(found: Partition) -> list[str]:
+    return [call.task.label for call in found.calls]
+
+
+def linear(x: Node, width: int, seed: int = 0) -> Node:
+    return apply("matmul", x, constant(array(x.shape[-1], width, seed=seed)))
+
+
+@dataclass
+class ByLabel:
+    """Times by label, one for all others; groups with a listed label are legal."""
+
+    prices: dict[str, float]
+    usual: float = 1e-3
+    measured: bool = False
+    asked: list[str] = field(default_factory=list)
+
+    def can_compute(self, task: Task) -> bool:
+        return task.label in self.prices
+
+    def prepare(self, tasks: Collection[Task]) -> None:
+        pass
+
+    def price(self, task: Task) -> Price | None:
+        self.asked.append(task.label)
+        return Price(self.prices.get(task.label, self.usual), self.measured)
+
+    def traffic_seconds(self, bytes: float) -> float:
+        return 1e-3
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    graphs(kinds=(*EVERYTHING, "matmul", "softmax", "layer_norm"), most=14),
+    st.integers(0, 1000),
+    st.sampled_from((1.0, 0.3)),
+    st.booleans(),
+)
+def test_any_times_give_a_partition_of_the_same_function(
+    graph: Graph, seed: int, favours: float, defers: bool
+) -> None:
+    costs = RandomPrices(seed, favours)
+    found = partition(Decompose().run(graph), defers=defers, slices=not defers, prologues=defers, costs=costs)
+    check(graph, run_calls(found, inputs_for(graph)), 1e-9)
+    assert found.fusion is not None and found.fusion.partition == "dynamic"
+    assert found.fusion.seconds <= found.fusion.greedy_seconds * (1 + 1e-9)
+
+
+def test_two_contractions_are_one_group_where_that_is_faster() -> None:
+    x = x_input(32, 64)
+    block = linear(apply("relu", linear(x, 128)), 64, seed=1)
+    whole, parts = "matmul+relu+matmul", ["matmul+relu", "matmul"]
+    assert labels(partition(graph_of(block), costs=ByLabel({whole: 1.5e-3}))) == [whole]
+    assert labels(partition(graph_of(block), costs=ByLabel({whole: 2.5e-3}))) == parts
+    assert labels(partition(graph_of(block), costs=ByLabel({}))) == parts
+
+
+def test_a_predicted_gain_must_exceed_the_margin() -> None:
+    block = linear(linear(x_input(32, 64), 128), 64, seed=1)
+    close = 2e-3 * (1 - MARGIN / 2)
+    assert len(partition(graph_of(block), costs=ByLabel({"matmul+matmul": close})).calls) == 2
+    measured = ByLabel({"matmul+matmul": close}, measured=True)
+    assert len(partition(graph_of(block), costs=measured).calls) == 1
+
+
+def test_a_chain_of_three_although_no_two_have_a_kernel() -> None:
+    x = x_input(16, 16)
+    block = linear(linear(linear(x, 16), 16, 1), 16, 2)
+    costs = ByLabel({"matmul+matmul+matmul": 1e-3})
+    assert labels(partition(graph_of(block), costs=costs)) == ["matmul+matmul+matmul"]
+
+
+def test_an_intermediate_that_is_read_elsewhere_stays_in_memory() -> None:
+    first = linear(x_input(32, 64), 128)
+    second = linear(first, 64, seed=1)
+    costs = ByLabel({"matmul+matmul": 1e-9})
+    assert len(partition(graph_of(second, first), costs=costs).calls) == 2
+    assert len(partition(graph_of(second, apply("exp", first)), costs=costs).calls) == 3
+
+
+def test_a_view_between_two_pieces_becomes_part_of_their_group() -> None:
+    flat = apply("reshape", linear(x_input(4, 8, 64), 128), shape=(32, 128))
+    found = partition(graph_of(linear(flat, 64, seed=1)), costs=ByLabel({"matmul+reshape+matmul": 1e-4}))
+    assert labels(found) == ["matmul+reshape+matmul"]
+    assert not found.views
+
+
+def test_an_epilogue_is_cut_off_only_where_its_reader_could_take_it() -> None:
+    graph = graph_of(apply("softmax", apply("relu", linear(x_input(32, 64), 128)), axis=1))
+    costs = ByLabel({"matmul+relu": 5e-3, "matmul": 1e-3, "relu": 1e-3, "relu+softmax": 1e-3})
+    assert labels(partition(graph, costs=costs)) == ["matmul+relu", "softmax"]
+    assert labels(partition(graph, defers=True, costs=costs)) == ["matmul", "relu+softmax"]
+    alone = graph_of(graph.outputs[0].inputs[0])  # nothing could take the end of its epilogue
+    assert labels(partition(alone, defers=True, costs=costs)) == ["matmul+relu"]
+
+
+def test_repeated_blocks_are_priced_once() -> None:
+    x = x_input(32, 64)
+    for number in range(12):
+        x = linear(apply("relu", linear(x, 128, seed=number)), 64, seed=100 + number)
+    costs = ByLabel({"matmul+relu+matmul": 1.5e-3})
+    found = partition(graph_of(x), costs=costs)
+    assert labels(found) == ["matmul+relu+matmul"] * 12
+    assert len(costs.asked) == len(set(costs.asked)) == 3
+    assert found.fusion is not None and found.fusion.considered[0].calls == 12
+
+
+def test_beyond_the_limits_greedy_fusion_is_used_and_says_so() -> None:
+    block = linear(apply("relu", linear(x_input(32, 64), 128)), 64, seed=1)
+    graph = graph_of(block)
+    fused = fuse(graph)
+    costs = ByLabel({"matmul+relu+matmul": 1e-9})
+    found, report = cut_dynamically(graph, fused, fused, costs, make_task, max_states=1)
+    assert found is fused
+    assert report.partition == "greedy"
+    assert "greedy fusion instead of dynamic programming: more than 1 states" in str(report)
+
+
+def test_a_graph_with_too_many_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilewright.rewrites.dynamic.MAX_UNITS", 1)
+    block = linear(linear(x_input(32, 64), 128), 64, seed=1)
+    found = partition(graph_of(block), costs=ByLabel({"matmul+matmul": 1e-9}))
+    assert found.fusion is not None and "2 units, more than 1" in found.fusion.note
+
+
+def test_without_prices_greedy_groups_stay() -> None:
+    class Silent(ByLabel):
+        def price(self, task: Task) -> Price | None:
+            return None
+
+    block = linear(linear(x_input(32, 64), 128), 64, seed=1)
+    assert len(partition(graph_of(block), costs=Silent({"matmul+matmul": 1e-9})).calls) == 2
+
+
+def test_the_report_says_what_each_alternative_would_have_cost() -> None:
+    block = linear(apply("relu", linear(x_input(32, 64), 128)), 64, seed=1)
+    found = partition(graph_of(block), costs=ByLabel({"matmul+relu+matmul": 2.5e-3}))
+    assert found.fusion is not None
+    (row,) = found.fusion.considered
+    assert (row.label, row.used, row.is_greedy) == ("matmul+relu+matmul", False, False)
+    assert (row.seconds, row.separate_seconds) == (2.5e-3, 2e-3)
+
+
+# -- each rule on groups ----------------------------------------------------------------------------------------------
+
+
+def chain_of(graph: Graph) -> list[units.Unit]:
+    fused = fuse(graph)
+    return units.Units(graph, fused, fused, (), cuts=False).all
+
+
+def broken(graph: Graph) -> str | None:
+    return units.refused(chain_of(graph))
+
+
+def test_rule_contractions() -> None:
+    x = x_input(4, 4)
+    for number in range(4):
+        x = linear(x, 4, number)
+    assert broken(graph_of(x)) == "at most 3 contractions"
+    assert broken(graph_of(x.inputs[0])) is None
+
+
+def test_rule_reductions() -> None:
+    x = x_input(4, 4)
+    for _ in range(3):
+        x = apply("softmax", x, axis=1)
+    assert broken(graph_of(x)) == "at most 2 reductions"
+
+
+def test_rule_units() -> None:
+    x = x_input(4, 4)
+    for _ in range(9):
+        x = apply("permute", apply("softmax", x, axis=1), axes=(1, 0))
+    assert broken(graph_of(x)) == "at most 8 units"
+
+
+def test_rule_concatenations_stay_alone() -> None:
+    x = x_input(4, 4)
+    both = apply("concat", x, linear(x, 4), axis=0)
+    assert broken(graph_of(linear(both, 4))) == "no concatenation, tile kernel or operator without a formula"
+
+
+def test_rule_permutes_stay_apart_from_contractions() -> None:
+    turned = apply("permute", x_input(4, 6), axes=(1, 0))
+    assert broken(graph_of(linear(turned, 4))) == "no permute or gather with a contraction"
+
+
+def test_rule_nodes() -> None:
+    x = x_input(4, 4)
+    for number in range(2):
+        x = linear(x, 4, number)
+        for _ in range(40):
+            x = apply("relu", apply("neg", x))
+    found = broken(graph_of(x))
+    assert found in ("at most 64 nodes", "a formula within the limits of expansion.py", "at most 8 units")
+
+
+def test_rule_formula() -> None:
+    x = apply("softmax", x_input(4, 4), axis=1)
+    for _ in range(9):
+        x = apply("mul", x, apply("sigmoid", x))
+        x = apply("permute", x, axes=(1, 0))
+    graph = graph_of(x)
+    everything = chain_of(graph)
+    writable = [units.refused(everything[-count:]) for count in range(1, len(everything) + 1)]
+    assert writable[0] is None
+    assert any(name is not None for name in writable)

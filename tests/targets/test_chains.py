@@ -1,0 +1,116 @@
+"""Chains of contractions in models for a GPU: which ones the partition makes, and what it says about the others."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from msgspec import structs
+
+import tilewright
+from tilewright.frontend import import_torch
+from tilewright.graph.task import Partition
+from tilewright.hw.gpu import H200
+from tilewright.measure.passes import run_calls
+from tilewright.rewrites.partition import kind_of
+from tilewright.runtime.plan import FusionReport, RefusedGroup
+from tilewright.support.trace import Trace
+from tilewright.targets.cuda import CudaTarget
+from tilewright.targets.target import Cutting
+
+
+def layers(*widths: int) -> Any:
+    made = []
+    for one, two in pairwise(widths):
+        made += [torch.nn.Linear(one, two), torch.nn.ReLU()]
+    return torch.nn.Sequential(*made)
+
+
+class TwoOutputs(torch.nn.Module):
+    """The intermediate result is an output too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = layers(256, 64), layers(64, 16)
+
+    def forward(self, x: Any) -> Any:
+        y = self.first(x)
+        return y, self.second(y)
+
+
+def cut(model: Any, *shape: int, numerics: str = "fast", cutting: Cutting | None = None) -> Partition:
+    imported = import_torch(model.half().eval(), (torch.zeros(*shape, dtype=torch.half),))
+    chosen = cutting or Cutting(measured=False)
+    return CudaTarget.described(H200).partition(imported, numerics, Trace.off(), cutting=chosen)
+
+
+def kinds(partition: Partition) -> list[str]:
+    return [kind_of(call) for call in partition.calls]
+
+
+def test_two_linear_layers_are_one_kernel() -> None:
+    assert kinds(cut(layers(256, 64, 16), 16384, 256)) == ["chain"]
+
+
+def test_three_are_one_kernel_too() -> None:
+    found = cut(layers(96, 32, 64, 32), 65536, 96)
+    assert kinds(found) == ["chain"]
+    assert sum(node.op == "matmul" for node in found.calls[0].task.graph.nodes()) == 3
+
+
+def test_a_convolution_and_a_pointwise_one_are_one_kernel() -> None:
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(48, 48, 3, 2, 1), torch.nn.ReLU(), torch.nn.Conv2d(48, 48, 1), torch.nn.ReLU()
+    )
+    assert "chain" in kinds(cut(model, 32, 48, 112, 112))
+
+
+def test_a_window_after_a_convolution_is_not() -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(48, 48, 1), torch.nn.ReLU(), torch.nn.Conv2d(48, 48, 3, 1, 1))
+    assert "chain" not in kinds(cut(model, 32, 48, 56, 56))
+
+
+def test_an_intermediate_result_that_is_read_elsewhere_is_in_memory() -> None:
+    assert "chain" not in kinds(cut(TwoOutputs(), 16384, 256))
+
+
+def test_a_chain_that_does_not_fit_on_chip_is_refused_with_the_reason() -> None:
+    found = cut(layers(768, 3072, 768), 512, 768)
+    assert "chain" not in kinds(found)
+    assert found.fusion is not None
+    (refused,) = found.fusion.refused
+    assert "more than 256 columns" in refused.reason and refused.label.count("matmul") == 2
+
+
+def test_without_a_predicted_gain_kernels_stay_separate() -> None:
+    """Few rows and a long sum: a block with all columns would leave most multiprocessors without work."""
+    found = cut(layers(4096, 256, 256), 64, 4096)
+    assert "chain" not in kinds(found) and found.fusion is not None and not found.fusion.refused
+
+
+def test_strict_numerics_and_greedy_fusion_make_no_chains() -> None:
+    assert "chain" not in kinds(cut(layers(256, 64, 16), 16384, 256, numerics="strict"))
+    greedy = Cutting("greedy")
+    assert "chain" not in kinds(cut(layers(256, 64, 16), 16384, 256, cutting=greedy))
+
+
+def test_the_calls_compute_the_model() -> None:
+    model = layers(24, 16, 8)
+    found = cut(model, 8192, 24)
+    assert kinds(found) == ["chain"]
+    x = torch.randn(8192, 24, dtype=torch.half)
+    (got,) = run_calls(found, [x.numpy()])
+    expected = model.double()(x.double()).detach().numpy()
+    assert abs(got - expected).max() < 1e-2 * abs(expected).max()
+
+
+def test_explain_shows_why_a_chain_was_not_fused() -> None:
+    model = tilewright.compile(torch.nn.Linear(4, 4).eval(), (torch.zeros(2, 4),), target="cpu")
+    refused = RefusedGroup("linear+gelu+linear", "f16[512,768]", "a product has more than 256 columns", 12)
+    shown = structs.replace(model.explain(), fusion=FusionReport("dynamic", 2, 2, refused=(refused,)))
+    text = " ".join(str(shown).split())
+    assert (
+        "not fused" in text and "linear+gelu+linear, f16[512,768] (12 times): a product has more than" in text
+    )
+    assert shown.to_dict()["fusion"]["refused"][0]["calls"] == 12

@@ -1,0 +1,73 @@
+"""The options of a compilation: one record, in the order of every signature, checked before any work."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.programs import AVX2
+from tilewright import compile, compile_all
+from tilewright.cli.options import BuildOptions
+from tilewright.errors import OptionError
+from tilewright.targets.options import CompileOptions
+from tilewright.tune.effort import KNOWN, Tuning
+
+
+@pytest.mark.parametrize("function", [compile, compile_all])
+def test_the_record_has_the_order_and_the_defaults_of_the_signatures(function: Callable[..., Any]) -> None:
+    """Both functions fill it by position."""
+    names = [each.name for each in fields(CompileOptions)]
+    parameters = inspect.signature(function).parameters
+    assert [name for name in parameters if name in names] == names
+    usual = {each.name: each.default for each in fields(CompileOptions)} | (
+        {"effort": "quick"} if function is compile_all else {}
+    )
+    assert {name: parameters[name].default for name in names} == usual
+    assert MISSING not in usual.values()
+
+
+def test_the_command_line_passes_every_option() -> None:
+    assert set(BuildOptions().compiling) == {each.name for each in fields(CompileOptions)}
+
+
+def test_options_are_resolved_once() -> None:
+    with CompileOptions().resolved() as settings:
+        assert settings.target.is_here and settings.tuning == KNOWN and settings.lock is None
+    options = CompileOptions(
+        "cpu", "quick", "2m", 3, "random", "analytical", "heaviest", "dynamic", "a.lock", "b.db", "strict", 1
+    )
+    with options.resolved() as settings:
+        assert settings.tuning == Tuning("quick", 120.0, 3, "random", Path("b.db"), "analytical", "heaviest")
+        assert (settings.numerics, settings.threads, settings.lock) == ("strict", 1, Path("a.lock"))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"effort": "ful"}, "effort must be one of 'none', 'quick', 'full', got 'ful'"),
+        ({"allocation": "slowest"}, "allocation must be one of"),
+        ({"numerics": "exact"}, "numerics must be one of"),
+        ({"search": "best"}, "search must be one of"),
+        ({"cost_model": "oracle"}, "cost_model must be one of"),
+        ({"budget": "soon", "effort": "quick"}, "budget must be a time above 0"),
+        ({"budget": 5}, "measures nothing and needs no budget"),
+        ({"seed": 1.5}, "seed=1.5 must be a whole number"),
+        ({"threads": -1}, "threads=-1"),
+    ],
+)
+def test_a_wrong_option_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        CompileOptions(**given).check()
+
+
+def test_measuring_for_another_machine_is_refused() -> None:
+    with (
+        pytest.raises(OptionError, match="the target is another"),
+        CompileOptions(AVX2, "quick").resolved(),
+    ):
+        raise AssertionError("it was resolved")

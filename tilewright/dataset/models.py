@@ -1,0 +1,31 @@
+"""The tasks of models, as sources of a data set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from tilewright import frontend
+from tilewright.dataset.tasks import Source
+from tilewright.graph.task import Task
+from tilewright.support.trace import Trace
+from tilewright.targets.target import Target, computed
+
+
+def model_sources(models: Iterable[tuple[str, Any, Any]], target: Target) -> list[Source]:
+    """Every task of some models once. A model is its name, the model, and its example inputs."""
+    numerics = target.default_numerics()
+    found: dict[str, Source] = {}
+    for name, model, examples in models:
+        imported = frontend.import_model(frontend.opened(model), examples)
+        for key, (task, _) in computed(target.partition(imported, numerics, Trace.off())).items():
+            found.setdefault(key, Source(f"{name} {task.label} {key[:8]}", _always(task), numerics))
+    return list(found.values())
+
+
+class _always:
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    def __call__(self) -> Task:
+        return self._task

@@ -1,0 +1,362 @@
+"""A schedule for a GPU as a nest that can be lowered: loops that are bound become indices of blocks, warps and threads.
+
+    block.y i < 4: block.x j < 8: ...        ->    parallel b < 32: ...          with i = b // 8, j = b % 8
+    thread.y i < 16: thread.x j < 8: ...     ->    thread t < 128: ...           with i = t // 8, j = t % 8
+    warp.y i < 2: warp.x j < 2: ...          ->    ...                           with i = t // 64, j = t // 32 % 2
+
+A tile in registers is divided: its index loses what depends on threads or warps, which must be the same for all who
+access it. If instructions of warps access it, it is made of their fragments, and loops over one fragment's elements
+become a loop over those that a thread holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tilewright import te
+from tilewright.errors import ScheduleError
+from tilewright.hw.gpu import WARP
+from tilewright.hw.intrinsics import Fragment, PtxAssembly
+from tilewright.loops.ir import Kind, Scope
+from tilewright.loops.schedule.kinds import BLOCK_AXES, THREAD_AXES, WARP_AXES
+from tilewright.loops.schedule.nest import (
+    Leaf,
+    Loop,
+    Micro,
+    Nest,
+    Node,
+    Path,
+    Tile,
+    flat,
+    leaves,
+    map_leaves,
+    perfect_chain,
+    walk,
+    with_loads,
+    with_values,
+)
+from tilewright.loops.schedule.tensorise import OperandAccess, match
+from tilewright.te.index import Linear, bounds, linear, simplify
+
+MAX_THREADS = 1024  # of a block
+_PAIR = 2  # neighbours of a fragment that are stored at once
+
+
+def is_bound(nest: Nest) -> bool:
+    return any(isinstance(node, Loop) and node.axis for _, node in walk(nest.body))
+
+
+def gpu_form(nest: Nest) -> Nest:
+    """The nest with its bound loops replaced; ScheduleError if threads differ or exchange registers."""
+    threads = _thread_count(nest)
+    nest = _divided(nest)
+    form = _Form(te.Var("thread", threads), _fragments(nest))
+    return replace(nest, body=form.rebuilt(nest.body))
+
+
+def _thread_count(nest: Nest) -> int:
+    counts: dict[str, int] = {}
+    for path, leaf in leaves(nest.body):
+        bound = [loop for loop in path if loop.kind is Kind.THREAD]
+        if not bound:
+            raise ScheduleError(
+                f"bind: no loop of stage {leaf.stage} is bound to threads: all of them would compute it",
+                remedy="bind one of its loops to thread.x, or inline it",
+            )
+        count = math.prod(loop.var.extent for loop in bound)
+        counts[leaf.stage] = count * (WARP if bound[0].axis in WARP_AXES else 1)
+    if len(set(counts.values())) > 1:
+        text = ", ".join(f"{stage} by {count}" for stage, count in counts.items())
+        raise ScheduleError(
+            f"bind: stages are computed by different numbers of threads: {text}",
+            remedy="split and bind each stage for the same number of threads; a warp is 32",
+        )
+    (threads,) = set(counts.values())
+    if threads > MAX_THREADS:
+        raise ScheduleError(f"bind: {threads} threads in a block, of at most {MAX_THREADS}")
+    return threads
+
+
+# -- tiles in registers -----------------------------------------------------------------------------------------------
+
+
+def _divided(nest: Nest) -> Nest:
+    """Each thread, or warp, holds its own part of a tile in registers."""
+    bound = {
+        node.var: node.axis
+        for _, node in walk(nest.body)
+        if isinstance(node, Loop) and node.kind is Kind.THREAD
+    }
+    for tile in _register_tiles(nest):
+        shares: dict[tuple[tuple[tuple[str, int], ...], ...], str] = {}
+        extents = [1] * len(tile.shape)
+        for stage, indices in _accesses(nest, tile):
+            forms = [_own_part(tile, stage, index, bound) for index in indices]
+            shares.setdefault(tuple(share for _, share in forms), stage)
+            for axis, (own, _) in enumerate(forms):
+                low, high = bounds(own)
+                if low is None or high is None or low < 0:
+                    raise ScheduleError(
+                        f"{tile.name} is in registers, and stage {stage} accesses it out of bounds"
+                    )
+                extents[axis] = max(extents[axis], high + 1)
+        if len(shares) > 1:
+            one, other, *_ = shares.values()
+            raise ScheduleError(
+                f"{tile.name} is in registers, which are a thread's own, and stages {one} and {other} divide it"
+                " differently among threads",
+                remedy="bind both in the same way, or keep the tile in shared memory",
+            )
+        if not any(share for share in next(iter(shares))):
+            continue
+        nest = _with_part(nest, tile, replace(tile, shape=tuple(extents)), bound)
+    return nest
+
+
+def _register_tiles(nest: Nest) -> list[Tile]:
+    return [leaf.target for _, leaf in leaves(nest.body) if leaf.target.scope is Scope.REGISTER]
+
+
+def _accesses(nest: Nest, tile: Tile) -> list[tuple[str, tuple[te.Expr, ...]]]:
+    found = []
+    for _, leaf in leaves(nest.body):
+        if leaf.target == tile:
+            found.append((leaf.stage, leaf.indices))
+        for expr in leaf.expressions():
+            found += [(leaf.stage, load.indices) for load in te.loads(expr) if load.source == tile]
+    return found
+
+
+def _own_part(
+    tile: Tile, stage: str, index: te.Expr, bound: dict[te.Var, str]
+) -> tuple[te.Expr, tuple[tuple[str, int], ...]]:
+    """An index without its terms in threads, and these terms by axis."""
+    form = linear(index)
+    if any(not isinstance(atom, te.Var) and te.variables(atom) & set(bound) for atom in form.terms):
+        raise ScheduleError(
+            f"{tile.name} is in registers, and stage {stage} divides it among threads by a fused loop",
+            remedy="bind the loops of its axes separately",
+        )
+    own = {atom: c for atom, c in form.terms.items() if atom not in bound}
+    share = sorted((bound[atom], c) for atom, c in form.terms.items() if atom in bound)
+    return Linear(own, form.constant).expr(), tuple(share)
+
+
+def _with_part(nest: Nest, tile: Tile, part: Tile, bound: dict[te.Var, str]) -> Nest:
+    def own(indices: tuple[te.Expr, ...]) -> tuple[te.Expr, ...]:
+        return tuple(_own_part(tile, "", index, bound)[0] for index in indices)
+
+    body = with_loads(nest.body, tile, lambda indices: te.Load(part, own(indices)))
+
+    def in_leaf(leaf: Leaf) -> Leaf:
+        return replace(leaf, target=part, indices=own(leaf.indices)) if leaf.target == tile else leaf
+
+    return replace(nest, body=map_leaves(body, in_leaf))
+
+
+def _is_warp_level(node: Node) -> bool:
+    return isinstance(node, Micro) and isinstance(node.intrinsic.emit, PtxAssembly)
+
+
+def _operands(node: Micro) -> list[tuple[Fragment, OperandAccess]]:
+    found = match(node.loop, node.intrinsic)
+    return list(zip(node.intrinsic.fragments, (found.output, *found.inputs), strict=True))
+
+
+def _fragments(nest: Nest) -> dict[str, Fragment]:
+    """For each tile that is made of fragments, by name, the fragment: all instructions must agree on it."""
+    found: dict[str, Fragment] = {}
+    for _, node in walk(nest.body):
+        if not _is_warp_level(node):
+            continue
+        assert isinstance(node, Micro)
+        for fragment, access in _operands(node):
+            tile, name = access.tile, node.intrinsic.name
+            if tile.scope is not fragment.scope:
+                wanted = {Scope.REGISTER: "registers", Scope.SCRATCH: "shared memory"}[fragment.scope]
+                raise ScheduleError(
+                    f"tensorise: {name} takes {fragment.tensor.name} from {wanted}, and {tile.name} is in"
+                    f" {tile.scope.value}",
+                    remedy="cache_read puts an operand there",
+                )
+            if access.strides[-1] != 1:
+                raise ScheduleError(f"tensorise: {name}: the rows of {tile.name} are not contiguous")
+            if tile.scope is not Scope.REGISTER:
+                continue
+            if any(extent % size for extent, size in zip(tile.shape, fragment.tensor.shape, strict=True)):
+                raise ScheduleError(
+                    f"tensorise: {name}: {tile.name}{list(tile.shape)} is not made of whole fragments"
+                )
+            before = found.setdefault(tile.name, fragment)
+            if _held(before) != _held(fragment):
+                raise ScheduleError(
+                    f"tensorise: {name}: the threads of a warp hold {tile.name} otherwise than another instruction"
+                    " leaves it"
+                )
+    return found
+
+
+def _held(fragment: Fragment) -> list[tuple[int, ...]]:
+    """Which element each thread holds, in order."""
+    return [
+        tuple(int(at) for at in fragment.element(lane, n))
+        for lane in range(WARP)
+        for n in range(fragment.size)
+    ]
+
+
+# -- loops ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Form:
+    thread: te.Var
+    fragments: dict[str, Fragment]
+
+    def rebuilt(self, nodes: Sequence[Node]) -> tuple[Node, ...]:
+        found: list[Node] = []
+        for node in nodes:
+            if not isinstance(node, Loop):
+                found.append(node)
+            elif node.axis in BLOCK_AXES:
+                chain = _chain(node)
+                number = te.Var("block", math.prod(loop.var.extent for loop in chain))
+                body = with_values(self.rebuilt(chain[-1].body), _positions(chain, BLOCK_AXES, number))
+                found.append(Loop(number, body, Kind.PARALLEL))
+            elif node.axis in THREAD_AXES:
+                chain = _chain(node)
+                body = with_values(chain[-1].body, _positions(chain, THREAD_AXES, self.thread))
+                found.append(Loop(self.thread, body, Kind.THREAD))
+            elif node.axis in WARP_AXES:
+                chain = _chain(node)
+                values = _positions(chain, WARP_AXES, self.thread // WARP)
+                found += with_values(self.warp_level(chain[-1].body), values)
+            else:
+                found.append(replace(node, body=self.rebuilt(node.body)))
+        return tuple(found)
+
+    def warp_level(self, nodes: Sequence[Node]) -> tuple[Node, ...]:
+        """What a warp does: instructions, and stages that each thread computes for its part of a fragment."""
+        found: list[Node] = []
+        for node in nodes:
+            if isinstance(node, Micro):
+                found.append(self.instruction(node))
+                continue
+            if not isinstance(node, Loop):
+                raise ScheduleError(
+                    "bind: below loops of warps there are instructions, and stages that use their results"
+                )
+            held = self.of_fragment(node)
+            found.append(held if held is not None else replace(node, body=self.warp_level(node.body)))
+        return tuple(found)
+
+    def instruction(self, node: Micro) -> Node:
+        if not _is_warp_level(node):
+            raise ScheduleError(f"bind: {node.intrinsic.name} is no instruction of a warp")
+        starts = []
+        for fragment, access in _operands(node):
+            if access.tile.scope is Scope.REGISTER:
+                starts.append((self.held_tile(access.tile), self.start(access.tile, access.first)))
+                continue
+            lane = self.thread % WARP % fragment.lanes
+            offset = fragment.element(lane, te.as_index(0))
+            at = tuple(simplify(first + more) for first, more in zip(access.first, offset, strict=True))
+            starts.append((access.tile, flat(access.tile, at)))
+        return replace(node, thread=self.thread, starts=tuple(starts))
+
+    def held_tile(self, tile: Tile) -> Tile:
+        """What a thread holds of a tile: its part of each fragment."""
+        return replace(tile, shape=(tile.size // WARP,))
+
+    def start(self, tile: Tile, first: Sequence[te.Expr]) -> te.Expr:
+        """Where a thread's part of the fragment begins whose first element is there."""
+        fragment = self.fragments[tile.name]
+        number: te.Expr = te.as_index(0)
+        for index, extent, size in zip(first, tile.shape, fragment.tensor.shape, strict=True):
+            number = number * (extent // size) + index // size
+        return simplify(number * fragment.size)
+
+    def of_fragment(self, loop: Loop) -> Node | None:
+        """The loops over one fragment's elements as a loop of threads, each over those that it holds; None if these
+        loops are further inside."""
+        chained = perfect_chain(loop)
+        if chained is None:
+            return None
+        chain, leaf = chained
+        reads = [
+            load
+            for load in te.loads(leaf.value)
+            if isinstance(load.source, Tile) and load.source.name in self.fragments
+        ]
+        if not reads:
+            raise ScheduleError(
+                f"bind: stage {leaf.stage} is below loops of warps and uses no result of an instruction",
+                remedy="bind its loops to threads",
+            )
+        load = reads[0]
+        tile = load.source
+        assert isinstance(tile, Tile)
+        fragment = self.fragments[tile.name]
+        inner = [
+            self.element_loop(chain, leaf, tile, index, size)
+            for index, size in zip(load.indices, fragment.tensor.shape, strict=True)
+        ]
+        if loop not in inner:
+            return None
+        if set(chain) != set(inner) or any(
+            other.indices != load.indices or other.source != tile for other in reads
+        ):
+            raise ScheduleError(
+                f"bind: stage {leaf.stage} must read {tile.name} once, in loops over whole fragments"
+            )
+        many = _PAIR if fragment.size % _PAIR == 0 else 1
+        turn, pair = te.Var(f"{loop.name}.n", fragment.size // many), te.Var(f"{loop.name}.v", many)
+        number = turn * many + pair
+        at = fragment.element(self.thread % WARP, number)
+        first = [
+            simplify(te.substitute(index, {each.var: te.as_index(0) for each in inner}))
+            for index in load.indices
+        ]
+        start = self.start(tile, first)
+        held = self.held_tile(tile)
+        body = with_loads((leaf,), tile, lambda indices: te.Load(held, (start + number,)))
+        values = {each.var: value for each, value in zip(inner, at, strict=True)}
+        body = with_values(body, values)
+        nodes: tuple[Node, ...] = (Loop(pair, body, Kind.VECTOR),) if many > 1 else body
+        return Loop(self.thread, (Loop(turn, nodes, Kind.UNROLL),), Kind.THREAD)
+
+    def element_loop(self, chain: Sequence[Loop], leaf: Leaf, tile: Tile, index: te.Expr, size: int) -> Loop:
+        form = linear(index)
+        for each in chain:
+            if form.terms.get(each.var) == 1 and each.var.extent == size:
+                return each
+        raise ScheduleError(
+            f"bind: stage {leaf.stage} reads {tile.name}, which threads of a warp hold in fragments, and has no loop of"
+            f" {size} elements along one of its axes",
+            remedy=f"split the loop by {size}",
+        )
+
+
+def _chain(loop: Loop) -> Path:
+    """The bound loops from this one on; `rules.py` keeps them together."""
+    chain = [loop]
+    while len(chain[-1].body) == 1:
+        (child,) = chain[-1].body
+        if not (isinstance(child, Loop) and child.axis.partition(".")[0] == loop.axis.partition(".")[0]):
+            break
+        chain.append(child)
+    return tuple(chain)
+
+
+def _positions(chain: Path, axes: Sequence[str], number: te.Expr) -> dict[te.Var, te.Expr]:
+    """The index of each loop from the number of a block, thread or warp; the last axis is the fastest."""
+    values: dict[te.Var, te.Expr] = {}
+    inner = 1
+    total = math.prod(loop.var.extent for loop in chain)
+    for loop in sorted(chain, key=lambda each: -axes.index(each.axis)):
+        value = number // inner if inner > 1 else number
+        inner *= loop.var.extent
+        values[loop.var] = value if inner == total else value % loop.var.extent
+    return values

@@ -1,0 +1,316 @@
+"""dynamic: choose the groups of a partition by dynamic programming, with times from the cost oracle.
+
+`units.py` says which groups there may be, `endings.py` finds the cheapest cut, and here groups get their times. Most
+groups need none: the time of a group is first estimated as that of its units less the traffic and the launches that
+it saves at most. Only groups that the cheapest cut by these estimates contains are priced, until the cheapest cut has
+no estimate left. Groups that are equal as tasks, as in repeated blocks, are priced once.
+
+The greedy partition is one of the cuts, so the result is never predicted to be slower. Since predictions have errors,
+a group that greedy fusion does not make must be predicted to be faster by a margin, unless its time was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from msgspec import structs
+
+from tilewright.errors import InternalError
+from tilewright.graph.ir import Graph, Node
+from tilewright.graph.task import Task
+from tilewright.rewrites import endings
+from tilewright.rewrites.fuse import Fused, Group
+from tilewright.rewrites.oracle import ExplainsRefusals, GroupCosts, Price
+from tilewright.rewrites.units import Unit, Units
+from tilewright.runtime.plan import FusionReport, GroupReport, RefusedGroup
+
+MARGIN = 0.05  # a predicted gain below this share of a group's time does not count
+MAX_UNITS = 3_000  # of a graph; beyond this, greedy fusion
+MAX_REFUSED = 32  # distinct chains whose refusal is explained
+MAX_LARGER = 20_000  # groups of several units
+MAX_ASKED = 64  # distinct groups of several units whose time is asked for; the rest are not used
+
+MakeTask = Callable[[Group], tuple[Task, tuple[Node, ...]]]
+
+
+def cut_dynamically(
+    graph: Graph,
+    fused: Fused,
+    greedy: Fused,
+    costs: GroupCosts,
+    make_task: MakeTask,
+    *,
+    kept: Collection[Node] = (),
+    cuts: bool = False,
+    joins: bool = False,
+    max_states: int = endings.MAX_STATES,
+) -> tuple[Fused, FusionReport]:
+    """The groups of the cheapest cut, and how they were chosen.
+
+    - `fused`, `greedy`: the groups of `fuse`, and those of the greedy partition, which merges or moves some of them.
+    - `kept`: nodes that have memory of their own. `cuts`: whether epilogues may be cut off. `joins`: whether
+      reductions are joined with the contractions before them later, when both have been measured.
+    """
+    units = Units(graph, fused, greedy, kept, cuts, joins)
+    if len(units.all) > MAX_UNITS:
+        return greedy, _fallback(greedy, f"{len(units.all)} units, more than {MAX_UNITS}")
+    search = _Search(units, fused, greedy, costs, make_task)
+    if search.is_settled:
+        return greedy, search.report([each for each in search.single if each.is_greedy], greedy)
+    try:
+        chosen = search.run(max_states)
+    except endings.TooManyStates:
+        return greedy, _fallback(greedy, f"more than {max_states} states")
+    groups = [search.group(option) for option in chosen]
+    inside = {node for group in groups for node in group.members}
+    groups.sort(key=lambda group: units.position[group.output])
+    views = {view: target for view, target in fused.views.items() if view not in inside}
+    result = replace(
+        fused,
+        groups=tuple(groups),
+        views=views,
+        offsets={view: offset for view, offset in fused.offsets.items() if view in views},
+    )
+    return result, search.report(chosen, greedy)
+
+
+def _fallback(greedy: Fused, why: str) -> FusionReport:
+    count = len(greedy.groups)
+    return FusionReport("greedy", count, count, note=f"greedy fusion instead of dynamic programming: {why}")
+
+
+@dataclass(eq=False)
+class _Option:
+    """A group that the partition may have. `seconds` is an estimate until `price` is known."""
+
+    units: tuple[Unit, ...]
+    is_greedy: bool
+    signature: object
+    seconds: float = 0.0
+    price: Price | None = None
+    is_legal: bool = True
+
+    @property
+    def bits(self) -> int:
+        return sum(1 << unit.number for unit in self.units)
+
+
+class _Search:
+    """The options of each unit as output, with their times."""
+
+    def __init__(
+        self, units: Units, fused: Fused, greedy: Fused, costs: GroupCosts, make_task: MakeTask
+    ) -> None:
+        self._units, self._costs, self._make_task = units, costs, make_task
+        self._anchors = {
+            node: group.anchor for group in fused.groups if group.anchor is not None for node in group.members
+        }
+        self._tasks: dict[object, Task] = {}
+        self._prices: dict[object, Price | None] = {}
+        self._refused: dict[object, RefusedGroup] = {}
+        self.note = ""
+        self.states = self.asked = 0
+        self.single = [_Option((unit,), False, self._signature((unit,))) for unit in units.all]
+        self.greedy = self._of_greedy(greedy)
+        taken = {option.bits for option in (*self.single, *self.greedy)}
+        self.larger = []
+        for unit in units.all:
+            for group in units.groups(unit):
+                if sum(1 << each.number for each in group) in taken:
+                    continue
+                signature = self._signature(group)
+                if self._is_legal(signature, group):
+                    self.larger.append(_Option(group, False, signature))
+                elif sum(each.contractions for each in group) == 2:
+                    self._refuse(signature, group)
+
+    def _of_greedy(self, greedy: Fused) -> list[_Option]:
+        """The greedy groups; those of one unit are marked among the single ones."""
+        found = []
+        for group in greedy.groups:
+            units = self._units.group_of(group.members)
+            if units is None:
+                raise InternalError(f"the group of {group.output!r} is not made of whole units")
+            if len(units) == 1:
+                self.single[units[0].number].is_greedy = True
+            else:
+                found.append(_Option(units, True, self._signature(units)))
+        return found
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether there is nothing to choose."""
+        return not self.larger and not self.greedy
+
+    # -- tasks and times
+
+    def _signature(self, units: Sequence[Unit]) -> object:
+        """Equal for groups that are equal as tasks, without building the task of every group."""
+        inside = {node: number for number, unit in enumerate(units) for node in (unit.output, *unit.through)}
+        outside: dict[Node, int] = {}
+        found = []
+        for unit in units:
+            task, operands = self._unit_task(unit)
+            read = tuple(
+                inside.get(operand, ~outside.setdefault(operand, len(outside))) for operand in operands
+            )
+            found.append((task.key, read))
+        return tuple(found)
+
+    def _unit_task(self, unit: Unit) -> tuple[Task, tuple[Node, ...]]:
+        if unit.number not in self._of_unit:
+            self._of_unit[unit.number] = self._make_task(self._units.as_group((unit,), self._anchors))
+        return self._of_unit[unit.number]
+
+    @cached_property
+    def _of_unit(self) -> dict[int, tuple[Task, tuple[Node, ...]]]:
+        return {}
+
+    def _task(self, signature: object, units: Sequence[Unit]) -> Task:
+        if signature not in self._tasks:
+            self._tasks[signature] = self._make_task(self._units.as_group(units, self._anchors))[0]
+        return self._tasks[signature]
+
+    def _is_legal(self, signature: object, units: Sequence[Unit]) -> bool:
+        if len(self.larger) >= MAX_LARGER:
+            self.note = f"more than {MAX_LARGER} larger groups; others are not used"
+            return False
+        if signature not in self._legal:
+            self._legal[signature] = self._costs.can_compute(self._task(signature, units))
+        return self._legal[signature]
+
+    @cached_property
+    def _legal(self) -> dict[object, bool]:
+        return {}
+
+    def _refuse(self, signature: object, units: Sequence[Unit]) -> None:
+        """Remember why two contractions have no kernel together. Groups of these and their neighbours say no more."""
+        if signature in self._refused:
+            found = self._refused[signature]
+            self._refused[signature] = structs.replace(found, calls=found.calls + 1)
+        elif isinstance(self._costs, ExplainsRefusals) and len(self._refused) < MAX_REFUSED:
+            task = self._task(signature, units)
+            reason = self._costs.refusal(task)
+            if reason is not None:
+                self._refused[signature] = RefusedGroup(task.label, _shape(task), reason)
+
+    def _ask(self, option: _Option) -> None:
+        if option.signature not in self._prices:
+            self._prices[option.signature] = self._costs.price(self._task(option.signature, option.units))
+        option.price = self._prices[option.signature]
+        if option.price is None:
+            option.is_legal = option.is_greedy  # without a time, it is only used where greedy fusion made it
+            return
+        is_sure = option.is_greedy or option.price.measured
+        option.seconds = option.price.seconds * (1.0 if is_sure else 1.0 + MARGIN)
+
+    # -- search
+
+    def run(self, max_states: int) -> list[_Option]:
+        """The options of the cheapest cut, after asking for the time of each that is in doubt."""
+        several = [*self.greedy, *self.larger]
+        self._costs.prepare(
+            [self._task(option.signature, option.units) for option in (*self.single, *several)]
+        )
+        doubtful = {unit.number for option in several for unit in option.units}
+        for number in sorted(doubtful):
+            self._ask(self.single[number])
+        for option in several:
+            option.seconds = self._estimate(option)
+        asked: set[_Option] = set()
+        for option in self.greedy:
+            self._ask(option)
+        while True:
+            chosen = self._cheapest(max_states)
+            unknown = [
+                each for each in chosen if len(each.units) > 1 and each not in asked and not each.is_greedy
+            ]
+            if not unknown:
+                return chosen
+            for option in unknown:
+                if option.signature not in self._prices and self.asked >= MAX_ASKED:
+                    self.note = f"asked for the times of {MAX_ASKED} larger groups; others are not used"
+                    option.is_legal = False
+                    continue
+                self.asked += option.signature not in self._prices
+                self._ask(option)
+                asked.add(option)
+
+    def _estimate(self, option: _Option) -> float:
+        """The time of a group if it saves all traffic and launches between its units; infinite if the time of a
+        unit is not known, because a group cannot be compared then."""
+        total = 0.0
+        for position, unit in enumerate(option.units):
+            price = self.single[unit.number].price
+            if price is None:
+                return math.inf
+            total += price.seconds
+            if position < len(option.units) - 1:
+                total -= self._costs.traffic_seconds(2 * unit.output.type.bytes)
+        return max(total, 0.0) * (1.0 if option.is_greedy else 1.0 + MARGIN)
+
+    def _cheapest(self, max_states: int) -> list[_Option]:
+        groups: dict[int, list[endings.Group]] = {number: [] for number in range(len(self.single))}
+        options: dict[int, _Option] = {}
+        for option in (*self.single, *self.greedy, *self.larger):
+            if option.is_legal and math.isfinite(option.seconds):
+                bits = option.bits
+                options[bits] = option
+                groups[option.units[-1].number].append(endings.Group(bits, option.seconds))
+        cut = endings.cheapest_cut(len(self.single), groups, max_states)
+        self.states = cut.states
+        return [options[group.units] for group in cut.groups]
+
+    # -- results
+
+    def group(self, option: _Option) -> Group:
+        return self._units.as_group(option.units, self._anchors)
+
+    def report(self, chosen: Sequence[_Option], greedy: Fused) -> FusionReport:
+        covered = [option for option in (*self.single, *self.greedy) if option.is_greedy]
+        compared = {unit for option in (*self.greedy, *self.larger) for unit in option.units}
+        taken = {option.bits for option in chosen}
+        seconds = sum((_plain(option) for option in chosen if compared.issuperset(option.units)), 0.0)
+        baseline = sum((_plain(option) for option in covered if compared.issuperset(option.units)), 0.0)
+        rows: dict[tuple[str, bool], GroupReport] = {}
+        for option in (*self.greedy, *self.larger):
+            if option.price is None:
+                continue
+            task = self._task(option.signature, option.units)
+            used = option.bits in taken
+            known = rows.get((task.key, used))
+            rows[task.key, used] = GroupReport(
+                task.label,
+                _shape(task),
+                used,
+                option.is_greedy,
+                option.price.seconds,
+                sum(_plain(self.single[unit.number]) for unit in option.units),
+                option.price.measured,
+                1 if known is None else known.calls + 1,
+            )
+        return FusionReport(
+            "dynamic",
+            len(chosen),
+            len(greedy.groups),
+            sum(not option.is_greedy for option in chosen),
+            seconds,
+            baseline,
+            self.states,
+            len(self._prices),
+            self.note,
+            tuple(rows.values()),
+            tuple(self._refused.values()),
+        )
+
+
+def _plain(option: _Option) -> float:
+    """Its time without the margin."""
+    return 0.0 if option.price is None else option.price.seconds
+
+
+def _shape(task: Task) -> str:
+    return repr(task.output.type)

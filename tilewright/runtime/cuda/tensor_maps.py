@@ -1,0 +1,43 @@
+"""Tensor maps: what the tensor copy engine of a GPU is told of a matrix, encoded by the driver into 128 bytes."""
+
+from __future__ import annotations
+
+import ctypes
+
+from tilewright.errors import DeviceError
+from tilewright.runtime.cuda.device import checked, driver
+
+MAP_BYTES = 128
+_KINDS = {"f16": "FLOAT16", "bf16": "BFLOAT16"}
+_SWIZZLES = {32: "32B", 64: "64B", 128: "128B"}
+
+
+def encoded(
+    address: int, kind: str, rows: int, columns: int, stride_bytes: int, box_rows: int, box_columns: int
+) -> bytes:
+    """Of a matrix of `kind` ("f16") whose columns are contiguous and whose boxes lie swizzled in shared memory, in rows
+    of 32, 64 or 128 bytes. What a box has outside of the matrix is zero. DeviceError where the driver refuses: sizes of
+    zero or above 2**32, strides that are no multiples of 16 bytes."""
+    api = driver()
+    row_bytes = box_columns * 2
+    if min(rows, columns, stride_bytes) < 1 or kind not in _KINDS or row_bytes not in _SWIZZLES:
+        raise DeviceError(f"a matrix of {rows} x {columns} has no tensor map")
+    names = api.CUtensorMapDataType
+    swizzle = getattr(api.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{_SWIZZLES[row_bytes]}")
+    made = checked(
+        "cuTensorMapEncodeTiled",
+        api.cuTensorMapEncodeTiled(
+            getattr(names, f"CU_TENSOR_MAP_DATA_TYPE_{_KINDS[kind]}"),
+            2,
+            address,
+            [api.cuuint64_t(columns), api.cuuint64_t(rows)],
+            [api.cuuint64_t(stride_bytes)],
+            [api.cuuint32_t(box_columns), api.cuuint32_t(box_rows)],
+            [api.cuuint32_t(1), api.cuuint32_t(1)],
+            api.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            swizzle,
+            api.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            api.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        ),
+    )
+    return ctypes.string_at(int(made.getPtr()), MAP_BYTES)

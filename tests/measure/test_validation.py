@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 
@@ -340,6 +341,28 @@ def test_each_element_is_held_to_the_bound_of_its_own_products(task: Task) -> No
     for array in (data, weight):
         nonzero = np.abs(array[array != 0])
         assert nonzero.max() / nonzero.min() > 1e9 and (array == 0).any()
+
+
+def test_an_activation_may_be_off_by_the_rounding_of_what_it_is_given() -> None:
+    """A GELU of a small sum and a large negative bias: its factor 1 + erf cancels, as PyTorch's does."""
+    x = Inputs()
+    biased = apply("add", apply("matmul", x(64, 32), x(32, 48, constant=True)), x(48, constant=True))
+    task = x.task(apply("gelu", biased, approximate="none"))
+    case = make_validation(task, "fast", seed=3).cases[-1]
+    assert case.name == "magnitudes"
+    data, weight, bias = case.inputs
+    operand = (data.astype(np.float64) @ weight + bias).astype(np.float32)
+    kept = np.float32(1) + np.vectorize(math.erf)(operand / math.sqrt(2)).astype(np.float32)
+    result = (np.float32(0.5) * operand * kept).reshape(-1)
+    result = np.where(np.isfinite(result), result, case.reference.astype(np.float32))
+    case.error(result)
+    small = np.abs(case.reference) < 1e-3
+    far = (operand.reshape(-1) < -2) & small & (case.reference != 0)
+    assert far.any()
+    wrong = result.copy()
+    wrong[np.flatnonzero(far)[0]] += 1e-4
+    with pytest.raises(WrongResult):
+        case.error(wrong)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 10])

@@ -324,15 +324,23 @@ class _CheckMaker:
         return allowed + self._of_epilogue(inputs, allowed) if alone else allowed
 
     def _of_epilogue(self, inputs: Sequence[np.ndarray], allowed: np.ndarray) -> np.ndarray:
-        """The error that an activation after a sum adds: its rounding is small relative to the sum, but not relative
-        to a small result (a GELU far below zero)."""
-        if all(map(self._is_size_blind, self.graph.nodes())):
-            return np.zeros_like(allowed)
-        (summed,) = evaluate(Graph(self.graph.inputs, (self.sums[-1],)), inputs, precise=True)
-        sizes = np.abs(summed).reshape(-1)
-        return _EPILOGUE * (sizes if sizes.size == allowed.size else sizes.max(initial=0.0)).astype(
-            np.float32
-        )
+        """The error that activations after a sum add: the rounding inside one is small relative to its operand, bias
+        included, but not relative to a small result (a GELU far below zero)."""
+        before = {node for total in self.sums for node in toposort([total])}
+        operands = {
+            operand
+            for node in self.graph.nodes()
+            if node not in before and not self._is_size_blind(node)
+            for operand in node.inputs
+            if operand.dtype.is_float and not before.isdisjoint(toposort([operand]))
+        }
+        sizes = np.zeros_like(allowed)
+        if not operands:
+            return sizes
+        for value in evaluate(Graph(self.graph.inputs, tuple(operands)), inputs, precise=True):
+            size = np.abs(_finite(np.asarray(value, np.float64))).reshape(-1)
+            sizes = np.maximum(sizes, size if size.size == allowed.size else size.max(initial=0.0))
+        return (_EPILOGUE * sizes).astype(np.float32)
 
     def _of_gelu(self, inputs: Sequence[np.ndarray], answer: np.ndarray) -> np.ndarray | float:
         """The error of the tanh approximation, where an exact GELU in 16 bits may use it."""

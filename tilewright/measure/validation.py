@@ -43,6 +43,7 @@ from tilewright.measure.bounds import (
     rounding_errors,
 )
 from tilewright.measure.chained import chain_errors, overflown_results
+from tilewright.measure.draws import drawn, index_extents, with_edges, with_specials
 from tilewright.measure.exactness import (
     RELATIVE,
     Errors,
@@ -73,9 +74,6 @@ _RELAXED_SHARE, _RELAXED_ODD_SHARE = 1.0, 5.0  # for inputs of one magnitude, an
 _EPILOGUE = 1e-6  # error of an activation, besides its operand's
 _OTHER_GELU = 1.25  # factor of the difference to the approximate GELU, whose tanh is approximate too
 _SPREAD_TYPES = (DType.F32, DType.F16, DType.BF16)
-_LARGE, _TINY = 1e3, 2.0**-120
-_TINY_HALF = 2.0**-14  # smallest normal float16
-
 _SMALL = 2.0**-9  # its square is about the epsilon that norms add to a variance
 _WIDE, _FAR = 48.0, 150.0  # exponentials of these are outside single precision
 # From here on, hardly any digits remain of a variance by sums of squares, and most of one by differences: for norms.
@@ -258,7 +256,7 @@ class _CheckMaker:
             for node in toposort(total.inputs)
             if node.dtype is DType.F16 and not (node.is_input or node.is_constant)
         } - self.rounded
-        self.extents = _index_extents(self.graph)
+        self.extents = index_extents(self.graph)
         self.relative = any(node.op in RELATIVE for node in self.graph.nodes())
         self.treatments = (*_TREATMENTS, lambda x: x + _FARTHER) if self.relative else _TREATMENTS
         self.hides_keys = any(n.op == "attention" and n.attrs["causal"] for n in self.graph.nodes())
@@ -277,7 +275,7 @@ class _CheckMaker:
         if name == "magnitudes":
             inputs = self._spread()
         elif name != "ordinary":
-            change = {"edges": self._edges, "special": self._special}.get(name) or self._treatment(name)
+            change = self._treatment(name)
             inputs = [
                 array if number in self.task.constants else change(array, node.dtype)
                 for number, (array, node) in enumerate(zip(inputs, self.graph.inputs, strict=True))
@@ -465,6 +463,10 @@ class _CheckMaker:
 
     def _treatment(self, name: str) -> Callable[[np.ndarray, DType], np.ndarray]:
         _, _, turn = name.partition("turn ")
+        if name == "edges":
+            return lambda array, dtype: with_edges(array, dtype, self.rng, self.positive)
+        if name == "special":
+            return lambda array, dtype: with_specials(array, dtype, self.rng, self.positive)
         if name.startswith("peaks"):
             return lambda array, dtype: self._peaks(array, dtype, int(turn or 0))
 
@@ -492,52 +494,9 @@ class _CheckMaker:
 
     def _ordinary(self) -> list[np.ndarray]:
         return [
-            self._drawn(node, number in self.task.constants, self.extents.get(node))
+            drawn(node, self.rng, number in self.task.constants, self.extents.get(node), self.positive)
             for number, node in enumerate(self.graph.inputs)
         ]
-
-    def _drawn(self, node: Node, constant: bool, extent: int | None) -> np.ndarray:
-        dtype, shape, rng = node.dtype, node.shape, self.rng
-        if dtype.is_float:
-            values = rng.standard_normal(shape, dtype=np.float32)
-            if constant and len(shape) > 1:
-                values /= np.float32(math.sqrt(math.prod(shape[1:])))  # keeps sums of products near one
-            return np.asarray(np.abs(values) if self.positive else values, dtype.numpy)
-        if dtype in (DType.I8, DType.U8):
-            limits = np.iinfo(dtype.numpy)
-            return rng.integers(limits.min, limits.max, shape, dtype=dtype.numpy, endpoint=True)
-        if dtype is DType.BOOL:
-            return rng.integers(0, 2, shape).astype(dtype.numpy)
-        if extent is not None:  # from the end, too
-            return rng.integers(-extent, extent, shape).astype(dtype.numpy)
-        return rng.integers(0, 4, shape).astype(dtype.numpy)
-
-    def _edges(self, array: np.ndarray, dtype: DType) -> np.ndarray:
-        rng = self.rng
-        if not array.size:
-            return array
-        flat = array.reshape(-1).copy()
-        if dtype in (DType.I8, DType.U8):
-            limits = np.iinfo(dtype.numpy)
-            for limit in (limits.min, limits.max, 0):
-                flat[rng.random(flat.size) < 0.15] = limit
-            return flat.reshape(array.shape)
-        if not dtype.is_float:
-            return array
-        if not self.positive:
-            flat = -flat  # values that a relu removed show now
-        for magnitude in (2.0**-12, 2.0**-6, 8.0):
-            flat[_stretch(rng, flat.size)] *= np.asarray(magnitude, flat.dtype)
-        flat[_stretch(rng, flat.size)] = 1.0
-        tiny = _TINY_HALF if dtype is DType.F16 else _TINY
-        for value, share in ((0.0, 0.1), (1.0, 0.05), (tiny, 0.05)):
-            flat[rng.random(flat.size) < share] = value
-        # Adjacent, so that they do not dominate sums elsewhere.
-        large = flat[_stretch(rng, flat.size)]
-        large[rng.random(large.size) < 0.2] = _LARGE
-        if not self.positive:
-            large[rng.random(large.size) < 0.2] = -_LARGE
-        return flat.reshape(array.shape)
 
     def _peaks(self, array: np.ndarray, dtype: DType, turn: int) -> np.ndarray:
         if not dtype.is_float or not array.size or not array.shape:
@@ -555,22 +514,6 @@ class _CheckMaker:
         rows[numbers, _order_of_positions(positions)[rotated]] += heights.astype(rows.dtype)
         return np.ascontiguousarray(np.moveaxis(rows.reshape(moved.shape), -1, self._peak_axis(array.shape)))
 
-    def _special(self, array: np.ndarray, dtype: DType) -> np.ndarray:
-        if not dtype.is_float or not array.size:
-            return array
-        flat = array.reshape(-1).copy()
-        count = max(1, min(8, flat.size // 64))
-        for value in (np.nan, np.inf) if self.positive else (np.nan, np.inf, -np.inf):
-            flat[self.rng.integers(0, flat.size, count)] = value
-        return flat.reshape(array.shape)
-
-
-def _stretch(rng: np.random.Generator, size: int) -> slice:
-    """An eighth of this many elements, contiguous."""
-    length = max(1, size // 8)
-    begin = int(rng.integers(0, size - length + 1))
-    return slice(begin, begin + length)
-
 
 def _order_of_positions(positions: int) -> np.ndarray:
     """The positions of a row: the ends, then one of each residue class, at random, then another of each, and
@@ -581,19 +524,6 @@ def _order_of_positions(positions: int) -> np.ndarray:
     every = (np.arange(rounds)[:, None] + starts) % rounds * _POSITIONS_AT_ONCE + classes
     inner = every[(every > 0) & (every < positions - 1)]
     return np.array([positions - 1, 0, *inner])[:positions]
-
-
-def _index_extents(graph: Graph) -> dict[Node, int]:
-    """The table size for each integer input that is used as an index."""
-    found: dict[Node, int] = {}
-    for node in graph.nodes():
-        if node.op not in ("take", "take_along"):
-            continue
-        extent = node.inputs[0].shape[node.attrs["axis"]]
-        for source in toposort([node.inputs[1]]):
-            if source.is_input and source.dtype.is_integer:
-                found[source] = min(extent, found.get(source, extent))
-    return found
 
 
 def _turns(name: str, count: int) -> list[str]:

@@ -19,6 +19,7 @@ from tilewright.graph.verify import verify
 from tilewright.rewrites.local import Judge
 from tilewright.rewrites.pad_channels import SAFE, PadChannels, padded, regions_of
 from tilewright.rewrites.partition import partition
+from tilewright.rewrites.pipeline import passes
 
 LAST = "channels_last"
 UNARY = ("relu", "gelu", "silu", "tanh", "hardswish", "sigmoid")
@@ -148,6 +149,33 @@ def test_every_safe_operator_is_finite_at_zero(op: str) -> None:
     raise AssertionError(f"{op} could not be applied")
 
 
+def _free_padding() -> Judge:
+    return Judge(_Times(unaligned=1.0, copy=0.0), partition)
+
+
+@pytest.mark.parametrize(("shift", "pads"), [(1.0, True), (200.0, False)], ids=["exp(x + 1)", "exp(x + 200)"])
+def test_padded_channels_stay_finite(shift: float, pads: bool) -> None:
+    """exp(200) is infinite in float32, and infinity times the zeros of the next weight is NaN, whatever x is."""
+    x = conv(x_input(1, 4, 4, 64), 46)
+    shifted = apply("exp", apply("add", x, constant(np.float32(shift))))
+    graph = graph_of(conv(shifted, 64, seed=1))
+    after = PadChannels(_free_padding(), eight).run(graph)
+    assert any(node.op == "exp" and node.shape[-1] == 48 for node in after.nodes()) == pads
+
+
+def test_an_operand_for_all_channels_that_is_not_constant_ends_a_region() -> None:
+    """What it holds at run time, such as infinity, would meet the zeros of padded channels."""
+    scale = x_input(1, 1, 1, 1, index=1)
+    x = apply("mul", conv(x_input(1, 4, 4, 64), 46), scale)
+    after = everything(graph_of(conv(x, 64, seed=1)))
+    assert [node.shape[-1] for node in after.nodes() if node.op == "mul"] == [46]
+
+
+def test_strict_numerics_do_not_pad() -> None:
+    assert "pad-channels" in {each.name for each in passes("fast", _Times(1.0, 0.0))}
+    assert "pad-channels" not in {each.name for each in passes("strict", _Times(1.0, 0.0))}
+
+
 class _Times:
     """A time for each product by its channels; copies are free or not."""
 
@@ -167,6 +195,9 @@ class _Times:
 
     def block(self, channels: int, dtype: DType) -> int:
         return 0
+
+    def channel_multiple(self, dtype: DType) -> int:
+        return 8
 
 
 @pytest.mark.parametrize("unaligned,copy,pads", [(1.0, 0.1, True), (1.0, 5.0, False), (0.0, 0.0, False)])

@@ -9,6 +9,9 @@ are zero, and those of its operand are multiplied by zero. In between they go th
 finite at zero, depthwise convolutions, pooling and padding of images. Where padded channels begin or end otherwise,
 at inputs, outputs and all other operators, they are added or cut off by a copy, which is fused like other movement.
 
+Zero times infinity is not zero, so what the padded channels hold must be finite whatever the inputs are: they meet
+constants and other padded channels only, and `_stays_finite` computes what becomes of them.
+
 All values that must be padded together are a region. A region is padded if the kernels of its operators, with the
 contractions around it and the copies, are predicted to be faster.
 """
@@ -20,9 +23,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tilewright.graph.ir import Graph, Node, constant
+from tilewright.dtypes import DType
+from tilewright.graph.ir import Graph, Node, TensorType, constant, input_node
 from tilewright.graph.op import apply
 from tilewright.graph.ops.layouts import LAST
+from tilewright.graph.oracle import evaluate_node
 from tilewright.rewrites.base import Pass
 from tilewright.rewrites.local import Judge, part_of_graph
 
@@ -57,6 +62,7 @@ class PadChannels(Pass):
             return graph
         users = graph.users()
         chosen: set[Node] = set()
+        regions = [region for region in regions if _stays_finite(graph, region)]
         for cluster in _clusters(regions, users):
             whole = set().union(*cluster)
             if self._is_faster(graph, whole, users):
@@ -169,7 +175,7 @@ def _follows(node: Node, operand: Node) -> bool:
         return False
     if node.op in SAFE:
         rest = [x for x in node.inputs if x is not operand]
-        return all(x.is_constant or x.type.rank == 0 or x.shape[-1] in (1, node.shape[-1]) for x in rest)
+        return all(x.is_constant or (x.type.rank and x.shape[-1] == node.shape[-1]) for x in rest)
     if node.op in _POOLS:
         return bool(node.attrs["layout"] == LAST)
     if node.op == "pad":
@@ -186,6 +192,44 @@ def _is_depthwise(node: Node) -> bool:
         and node.shape[-1] > 1
         and all(operand.is_constant for operand in node.inputs[1:])
     )
+
+
+def _stays_finite(graph: Graph, region: Collection[Node]) -> bool:
+    """Whether padded channels hold finite numbers in all values of a region: they begin as zeros, and constants for all
+    channels, such as the one of x + 1, may change them."""
+    held: dict[Node, np.ndarray] = {}  # the least and the greatest number, and zero
+    for node in graph.nodes():
+        if node not in region:
+            continue
+        carried = [operand for operand in _carried(node) if operand in held and _follows(node, operand)]
+        if not carried or not _keeps(node, region) or _is_contraction(node) or _is_depthwise(node):
+            held[node] = np.zeros(1)
+            continue
+        found = held[carried[0]]
+        if node.op in SAFE:
+            found = _at(node, [held[x] if x in held else _for_padding(x, node) for x in node.inputs])
+        limit = np.sqrt(65504.0 if node.dtype is DType.F16 else np.finfo(np.float32).max)
+        if not (np.abs(found) < limit).all():
+            return False
+        held[node] = np.unique([found.min(), 0.0, found.max()])
+    return True
+
+
+def _for_padding(operand: Node, node: Node) -> np.ndarray:
+    """What a constant operand holds for padded channels."""
+    data = operand.data
+    if data is None or (data.ndim and data.shape[-1] == node.shape[-1] > 1):
+        return np.zeros(1)
+    wide = data.astype(np.float64)
+    return np.array([wide.min(), wide.max()])
+
+
+def _at(node: Node, operands: Sequence[np.ndarray]) -> np.ndarray:
+    """An elementwise operator at each combination of numbers."""
+    grid = [each.reshape(-1) for each in np.meshgrid(*operands)]
+    types = [TensorType(grid[0].shape, x.dtype) for x in node.inputs]
+    made = apply(node.op, *(input_node(number, type) for number, type in enumerate(types)), **node.attrs)
+    return np.asarray(evaluate_node(made, grid), np.float64)
 
 
 def _keeps(node: Node, region: Collection[Node]) -> bool:

@@ -102,17 +102,20 @@ def passes(
         FoldConstants(),
         # Last, when weights are constants in the order in which their products read them. Merged first: channels of
         # the merged product may need no padding.
-        *_priced(oracle, abilities, attention),
+        *_priced(oracle, abilities, attention, strict=numerics == "strict"),
     )
 
 
-def _priced(oracle: CostOracle | None, abilities: Abilities, attention: bool) -> Sequence[Pass]:
+def _priced(
+    oracle: CostOracle | None, abilities: Abilities, attention: bool, *, strict: bool
+) -> Sequence[Pass]:
     """The passes that compare the times of kernels before and after, as far as these are known."""
     if oracle is None:
         return (MergeMatmuls(),) if attention and abilities.libraries else ()
     judge = Judge(oracle, lambda graph: cut(graph, abilities))
     multiple = getattr(oracle, "channel_multiple", None)
-    if multiple is None or not knobs.get("padding"):
+    # An infinity times the zeros of padded channels would be NaN, which `strict` does not allow.
+    if multiple is None or strict or not knobs.get("padding"):
         return (MergeMatmuls(judge),)
     pads = (PadChannels(judge, lambda node: int(multiple(node.dtype))),)
     return (MergeMatmuls(judge), *pads)

@@ -88,7 +88,7 @@ COMPLETIONS = {
 def process(*arguments: str, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tilewright.cli", *arguments]
     return subprocess.run(
-        command, capture_output=True, text=True, cwd=folder, env=environment(**more), timeout=60, check=False
+        command, capture_output=True, text=True, cwd=folder, env=environment(**more), timeout=300, check=False
     )
 
 

@@ -9,12 +9,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from tests.rewrites.oracles import Dice, RandomPrices
+from tilewright.errors import VerificationError
 from tilewright.graph.ir import Graph
 from tilewright.graph.oracle import evaluate
+from tilewright.graph.task import Partition
+from tilewright.hw import host
 from tilewright.measure.check import relative_error
 from tilewright.measure.passes import PassChecks
 from tilewright.rewrites.oracle import CostOracle, GroupCosts
 from tilewright.rewrites.pipeline import Abilities, run_pipeline
+from tilewright.space.candidates import Candidates
+from tilewright.space.catalog import catalog
+from tilewright.space.template import Work
 from tilewright.support.trace import Trace
 
 LIBRARIES = Abilities(chains=False, libraries=True, half=True, prologues=True)
@@ -87,7 +93,24 @@ def after_passes(
         judge.graph, trace, numerics=numerics, oracle=oracle, abilities=abilities, observe=checks, costs=costs
     )
     checks.cut(partition)
-    return skipped(trace) or ("" if checks.report.ok else str(checks.report))
+    wrong = skipped(trace) or ("" if checks.report.ok else str(checks.report))
+    return wrong or ("" if abilities.libraries else unlowered(partition, numerics))
+
+
+def unlowered(partition: Partition, numerics: str) -> str:
+    """The first group whose default program the verifier refuses, or nothing. Made-up times make groups that no
+    machine would choose, and each must have a program that stays within its buffers."""
+    for task, _ in partition.tasks().values():
+        work = Work(task, host(), numerics)
+        applied = catalog("cpu").default.apply(work)
+        config = None if applied is None else next(iter(applied.space.configs()), None)
+        if applied is None or config is None:
+            continue
+        try:
+            Candidates(work, only=(applied,)).implementation(config)
+        except VerificationError as error:
+            return f"{task.label}: {error}"
+    return ""
 
 
 def skipped(trace: Trace) -> str:

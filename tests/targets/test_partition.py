@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import tilewright
 from tilewright.errors import OptionError
 from tilewright.frontend import import_model
 from tilewright.graph.task import Partition
@@ -52,3 +53,20 @@ def test_the_report_is_in_the_trace() -> None:
 def test_another_partition_is_refused() -> None:
     with pytest.raises(OptionError, match="partition must be one of 'dynamic', 'greedy', got 'magic'"):
         CompileOptions(partition="magic").check()
+
+
+def test_a_padded_norm_is_two_kernels_on_a_cpu() -> None:
+    """A transposed convolution pads its operand; a norm in the same kernel would read rows beyond its input's."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(4)
+            self.up = nn.ConvTranspose2d(4, 16, 3, stride=2, padding=1, output_padding=1, groups=4, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.up(self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
+
+    model, x = Model().eval(), torch.randn(1, 4, 1, 9)
+    fast = tilewright.compile(model, (x,))
+    torch.testing.assert_close(fast(x), model(x), atol=1e-5, rtol=1e-5)

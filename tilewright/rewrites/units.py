@@ -69,13 +69,14 @@ def _reads_in_order(units: Sequence[Unit]) -> bool:
     return not any(op_of(op).fusion is Fusion.INJECTIVE and op not in _IN_ORDER for op in moves)
 
 
-def _pads_no_contraction(units: Sequence[Unit]) -> bool:
-    """Whether no contraction's result is padded: its operands would be read at the border too, where there are none."""
-    contracted: set[Node] = set()
+def _pads_no_sum(units: Sequence[Unit]) -> bool:
+    """Whether no contraction's or reduction's result is padded: operands would be read at the border too, where there
+    are none."""
+    summed: set[Node] = set()
     for node in members_of(units):
-        if fusion_of(node) is Fusion.COMPLEX or not contracted.isdisjoint(node.inputs):
-            contracted.add(node)
-        if node.op == "pad" and node in contracted:
+        if fusion_of(node) in (Fusion.COMPLEX, Fusion.REDUCTION) or not summed.isdisjoint(node.inputs):
+            summed.add(node)
+        if node.op == "pad" and node in summed:
             return False
     return True
 
@@ -118,7 +119,7 @@ RULES = (
     Rule("at most 8 units", lambda units: len(units) <= MAX_UNITS),
     Rule("no concatenation, tile kernel or operator without a formula", _may_share),
     Rule("no permute or gather with a contraction", _reads_in_order),
-    Rule("no padding of a contraction's result", _pads_no_contraction),
+    Rule("no padding of a contraction's or reduction's result", _pads_no_sum),
     Rule(
         "at most 3 contractions",
         lambda units: sum(unit.contractions for unit in units) <= MAX_CONTRACTIONS,

@@ -11,7 +11,6 @@ from tilewright.codesign.data import Points
 from tilewright.codesign.exact import best_mapping
 from tilewright.codesign.mapping import Hardware, Mappings
 from tilewright.codesign.model import Model
-from tilewright.codesign.network import joined
 from tilewright.codesign.problem import Layer, Nests
 from tilewright.errors import HardwareRangeError, MeasuredDataError
 from tilewright.hw.gemmini import GemminiMachine
@@ -22,7 +21,7 @@ LAYERS = [Layer.matmul(16 * rows, 16 * depth, 48) for rows in (1, 3, 7, 9) for d
 def points(slowdown: float, machine: GemminiMachine) -> Points:
     """Mappings that take `slowdown` times as long as is counted, and a little more with each call."""
     nests = Nests.of(LAYERS)
-    mappings = joined([best_mapping(layer, machine).mapping for layer in LAYERS])
+    mappings = Mappings.joined([best_mapping(layer, machine).mapping for layer in LAYERS])
     hardware = Hardware.of([machine] * len(LAYERS))
     calls = Calls.of(nests, mappings, hardware)
     measured = calls.cycles(Fitted()) * slowdown * np.exp(0.02 * np.log(calls.count))
@@ -60,7 +59,7 @@ def test_the_shipped_one_makes_mappings_slower_than_the_roofline() -> None:
     machine = GemminiMachine(dim=16, scratchpad=110592, accumulator=16384)
     layers = [Layer.matmul(128, 768, 768), Layer.convolution((16, 16), 256, 256, (3, 3))]
     nests, hardware = Nests.of(layers), Hardware.of([machine] * 2)
-    mappings = joined([best_mapping(layer, machine).mapping for layer in layers])
+    mappings = Mappings.joined([best_mapping(layer, machine).mapping for layer in layers])
     cycles = Model().estimate(nests, mappings, hardware).cycles.value
     corrected = shipped().cycles(nests, mappings, hardware)
     assert shipped().valid_for(hardware).all() and len(shipped().rows) == 74

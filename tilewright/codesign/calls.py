@@ -1,8 +1,8 @@
 """Cycles of Gemmini's RTL for a mapping, counted from what the RTL executes.
 
 A mapping runs as a sequence of *calls* of Gemmini's looping instructions, one for each DRAM tile. The controller loads
-the inputs and the weights of a call row by row, lets the array compute blocks, and stores rows of outputs; loads overlap
-with computation. So a call takes the longest of
+the inputs and the weights of a call row by row, lets the array compute blocks, and stores rows of outputs; loads
+overlap with computation. So a call takes the longest of
 
     issue      cycles to issue one call, however small it is
     compute    for each block of weights the pixels that stream through it, at least `least_run` of the array's side,

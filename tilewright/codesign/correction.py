@@ -4,8 +4,8 @@
 leaves out is learned: the logarithm of measured over counted cycles is a Gaussian process over the shares of computing
 and transfers in a call, sizes of tiles and loops, and how full the memories are. The one in `correction.json` has its
 constants from 1,077 random mappings, and the rest from 74 mappings that a search had found, for 71 layers on arrays of
-16x16. Far from those 74 the process adds nothing, and what is counted remains. `valid_for` says on which hardware it may
-be asked. `fit` trains another one from measured rows of one's own.
+16x16. Far from those 74 the process adds nothing, and what is counted remains. `valid_for` says on which hardware it
+may be asked. `fit` trains another one from measured rows of one's own.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ class Correction:
 
     @classmethod
     def fit(cls, found: Points, random: Points | None = None, fitted: Fitted | None = None) -> Correction:
-        """Fit to measured rows, with the target `gemmini_cycle`: the constants to random mappings, if there are any, and
-        what is left over to those that a search found. `fitted`: constants that are known already. Raises MeasuredDataError if they have several arrays, or are too
-        few."""
+        """Fit to measured rows, with the target `gemmini_cycle`: the constants to random mappings, if there are any,
+        and what is left over to those that a search found. `fitted`: constants that are known already. Raises
+        MeasuredDataError if the rows have several arrays, or are too few."""
         dims = set(found.hardware.dim.tolist())
         if len(dims) != 1 or len(found) < _LEAST_ROWS:
             raise MeasuredDataError(

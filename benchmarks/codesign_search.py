@@ -165,7 +165,7 @@ def mappings(folder: Path) -> list[str]:
         ),
         "",
         "None of Tilewright's mappings ran on the RTL, and a choice by predicted cycles favours those that are"
-        f" predicted too fast. Channels and compulsory traffic bound the utilisation to {np.mean(bounds):.3f} on average.",
+        f" predicted too fast. Channels and compulsory traffic bound it to {np.mean(bounds):.3f}.",
         "",
         "| layer | array | utilisation, analytical | with the correction | bound | measured, better of two |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -244,8 +244,8 @@ def correction(folder: Path, write: Path | None) -> list[str]:
         "",
         "Length and noise of the Gaussian process were chosen on the random mappings with whole layers left out. The"
         " rules of `codesign/calls.py` were read off the random mappings' residuals; the 74 rows were looked at too,"
-        " and no constant was chosen by them. Errors of random mappings have a tail: of convolutions with a 4x4, 6x6 or 7x7"
-        " kernel cut into parts, about a dozen rows took 10 to 200 times as long as is counted.",
+        " and no constant was chosen by them. Errors of random mappings have a tail: of convolutions with a 4x4, 6x6 or"
+        " 7x7 kernel cut into parts, about a dozen rows took 10 to 200 times as long as is counted.",
         "",
     ]
 

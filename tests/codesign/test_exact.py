@@ -118,21 +118,19 @@ def test_what_it_finds_is_legal_and_costs_what_the_model_says() -> None:
     assert best_mapping(layer, machine, ENERGY).microjoules <= best_mapping(layer, machine).microjoules
 
 
-def test_mappings_near_the_optimum_are_legal_cost_what_the_model_says_and_include_it() -> None:
+def test_mappings_near_the_optimum_are_legal_many_and_include_it() -> None:
     layer, machine = Layer.convolution((14, 14), 64, 96, (3, 3)), GemminiMachine(dim=16, scratchpad=20_000)
     for objective in (EDP, LATENCY):
         best = best_mapping(layer, machine, objective)
-        near = near_optimal(layer, machine, objective, within=0.2)
-        rows = np.zeros(len(near.mappings), int)
+        near, visited = near_optimal(layer, machine, objective, within=0.2)
+        rows = np.zeros(len(near), int)
         nests, hardware = Nests.of([layer]).take(rows), Hardware.of([machine]).take(rows)
-        check(nests, near.mappings, hardware)
-        found = Model.of(machine).estimate(nests, near.mappings, hardware)
-        assert found.cycles.value == pytest.approx(near.cycles)
-        assert found.microjoules.value == pytest.approx(near.microjoules)
-        values = objective.of(near.cycles, near.microjoules)
-        assert len(near.mappings) > 20 and values[0] == values.min() == pytest.approx(best.value)
+        check(nests, near, hardware)
+        found = Model.of(machine).estimate(nests, near, hardware)
+        values = objective.of(found.cycles.value, found.microjoules.value)
+        assert values[0] == values.min() == pytest.approx(best.value)
         assert values.max() <= 1.2 * best.value
-        assert len({near.mappings.text(row) for row in range(len(rows))}) > 20
+        assert len({near.text(row) for row in range(len(near))}) > 20 and visited > len(near)
 
 
 def test_a_search_that_is_cut_short_says_so() -> None:

@@ -142,16 +142,6 @@ def best_mapping(
     return search.run()
 
 
-@dataclass(frozen=True)
-class Candidates:
-    """Mappings near the optimum, of all cases, and what they cost. The first is the optimum."""
-
-    mappings: Mappings
-    cycles: np.ndarray
-    microjoules: np.ndarray
-    visited: int
-
-
 def near_optimal(
     layer: Layer,
     machine: GemminiMachine,
@@ -160,19 +150,16 @@ def near_optimal(
     within: float,
     model: Model | None = None,
     most: int = 50_000_000,
-) -> Candidates:
-    """The best mapping of a layer and up to a thousand or two whose objective is at most `within` above it, with all
-    loop orders: for a cost that the model does not know to choose from."""
+) -> tuple[Mappings, int]:
+    """The best mapping of a layer, first, and up to a thousand or two whose objective is at most `within` above it, with
+    all loop orders: for a cost that the model does not know to choose from. Also how many partial and complete mappings
+    were bounded."""
     search = _Search(layer, machine, objective, model or Model.of(machine), most)
-    best = search.run()
-    found = [(best.mapping, np.array([best.cycles]), np.array([best.microjoules]))]
+    found = [search.run().mapping]
     search.near, search.slack = found, within
     for _, case, groups in search.problems():
         search.expand(case, groups, beam=_NEAR_BEAM)
-    mappings, cycles, microjoules = zip(*found, strict=True)
-    return Candidates(
-        Mappings.joined(mappings), np.concatenate(cycles), np.concatenate(microjoules), search.visited
-    )
+    return Mappings.joined(found), search.visited
 
 
 @lru_cache(maxsize=4096)
@@ -304,7 +291,7 @@ class _Search:
     most: int
     visited: int = 0
     best: tuple[float, float, float, _Case, np.ndarray] | None = None
-    near: list[tuple[Mappings, np.ndarray, np.ndarray]] | None = None  # where complete mappings are collected
+    near: list[Mappings] | None = None  # where complete mappings are collected
     slack: float = 0.0  # how far above the best a mapping may be
 
     def problems(self) -> list[tuple[float, _Case, list[_Group]]]:
@@ -447,7 +434,7 @@ class _Search:
     def _keep(self, case: _Case, groups: list[_Group], tables: np.ndarray, chosen: np.ndarray) -> None:
         cycles, energy = self._costs(tables)
         if self.near is not None:
-            self.near.append((_mappings(case, _factors(groups, chosen)), cycles, energy))
+            self.near.append(_mappings(case, _factors(groups, chosen)))
         values = self.objective.of(cycles, energy)
         first = int(values.argmin())
         if self.best is None or values[first] < self.best[0]:

@@ -235,16 +235,14 @@ class Evaluator:
             found = best_mapping(layer, machine, objective, model=self.model, most=most)
             self.bounded += found.visited
             return found.mapping, found.cycles, found.microjoules
-        near = near_optimal(layer, machine, objective, within=_WITHIN, model=self.model, most=most)
-        self.bounded += near.visited
-        tiling = library_mapping(layer, machine)
-        mappings = Mappings.joined([near.mappings, tiling])
+        near, visited = near_optimal(layer, machine, objective, within=_WITHIN, model=self.model, most=most)
+        self.bounded += visited
+        mappings = Mappings.joined([near, library_mapping(layer, machine)])
         rows = np.zeros(len(mappings), int)
-        nests, hardware = Nests.of([layer]), Hardware.of([machine])
+        nests, hardware = Nests.of([layer]).take(rows), Hardware.of([machine]).take(rows)
         self.correction.check(hardware)
-        of_tiling = self.model.estimate(nests, tiling, hardware).microjoules.value
-        energy = np.concatenate([near.microjoules, of_tiling])
-        cycles = self.correction.cycles(nests.take(rows), mappings, hardware.take(rows))
+        energy = self.model.estimate(nests, mappings, hardware).microjoules.value
+        cycles = self.correction.cycles(nests, mappings, hardware)
         first = int(objective.of(cycles, energy).argmin())
         return mappings.take(slice(first, first + 1)), float(cycles[first]), float(energy[first])
 

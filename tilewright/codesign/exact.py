@@ -151,9 +151,9 @@ def near_optimal(
     model: Model | None = None,
     most: int = 50_000_000,
 ) -> tuple[Mappings, int]:
-    """The best mapping of a layer, first, and up to a thousand or two whose objective is at most `within` above it, with
-    all loop orders: for a cost that the model does not know to choose from. Also how many partial and complete mappings
-    were bounded."""
+    """The best mapping of a layer, first, and up to a thousand or two whose objective is at most `within` above it,
+    with all loop orders: for a cost that the model does not know to choose from. Also how many partial and complete
+    mappings were bounded."""
     search = _Search(layer, machine, objective, model or Model.of(machine), most)
     found = [search.run().mapping]
     search.near, search.slack = found, within

@@ -26,7 +26,7 @@ from tilewright.errors import HardwareRangeError
 from tilewright.hw.gemmini import KIB, MEMORY_RANGE, GemminiMachine
 
 STARTS, STEPS = 8, 120
-_DESCENT_SHARE = 0.3  # of the time, at most, for the descent
+_DESCENT_SHARE = 0.3  # of the time and of the evaluations, at most, for the descent
 _FRONT_SHARE = 0.25  # of the time, for smaller areas
 _FRONT_AREAS = tuple(2.0**-power for power in range(1, 6))  # of the best design's
 _STRIDES = (4.0, 2.0, 1.6, 1.25, 1.1)  # factors by which the local search changes a parameter
@@ -149,13 +149,18 @@ class _Search:
                 return
 
     def descend(self, rng: np.random.Generator, starts: int, steps: int, importance: bool) -> None:
-        self._stage, began = "descent", time.monotonic()
+        self._stage, began, evaluated = "descent", time.monotonic(), self.evaluator.evaluations
         descent = Descent(self.evaluator, self.limits, starts, rng, importance)
         for _ in range(steps):
             losses = descent.step()
             self.report()
             # The first design may have taken long: the descent has its share nevertheless.
-            if self.spent(1.0) or time.monotonic() - began >= _DESCENT_SHARE * self.budget.seconds:
+            seconds, evaluations = time.monotonic() - began, self.evaluator.evaluations - evaluated
+            if (
+                self.spent(1.0)
+                or seconds >= _DESCENT_SHARE * self.budget.seconds
+                or evaluations >= _DESCENT_SHARE * self.budget.evaluations
+            ):
                 break
         self.found.designs += [one for one in map(descent.rounded, range(starts)) if one is not None]
         self._stage = "exact mapping"

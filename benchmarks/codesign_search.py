@@ -165,7 +165,8 @@ def mappings(folder: Path) -> list[str]:
         ),
         "",
         "None of Tilewright's mappings ran on the RTL, and a choice by predicted cycles favours those that are"
-        f" predicted too fast. Channels and compulsory traffic bound it to {np.mean(bounds):.3f}.",
+        f" predicted too fast. Channels and compulsory traffic bound utilisation to"
+        f" {np.mean(bounds):.3f} on average.",
         "",
         "| layer | array | utilisation, analytical | with the correction | bound | measured, better of two |",
         "| --- | --- | --- | --- | --- | --- |",

@@ -8,7 +8,7 @@ import pytest
 from tilewright.codesign.calls import Calls, Fitted
 from tilewright.codesign.correction import TARGET, Correction, shipped
 from tilewright.codesign.data import Points
-from tilewright.codesign.exact import best_mapping
+from tilewright.codesign.exact import LATENCY, best_mapping, near_optimal
 from tilewright.codesign.mapping import Hardware, Mappings
 from tilewright.codesign.model import Model
 from tilewright.codesign.problem import Layer, Nests
@@ -64,6 +64,16 @@ def test_the_shipped_one_makes_mappings_slower_than_the_roofline() -> None:
     corrected = shipped().cycles(nests, mappings, hardware)
     assert shipped().valid_for(hardware).all() and len(shipped().rows) == 74
     assert ((corrected > cycles) & (corrected < 6 * cycles)).all()
+
+
+def test_no_mapping_is_faster_than_the_roofline() -> None:
+    machine, layer = GemminiMachine(), Layer.convolution((56, 56), 64, 64, (3, 3), padding=((1, 1), (1, 1)))
+    mappings, _ = near_optimal(layer, machine, LATENCY, within=0.05)
+    rows = np.zeros(len(mappings), int)
+    nests, hardware = Nests.of([layer]).take(rows), Hardware.of([machine]).take(rows)
+    least = Model().estimate(nests, mappings, hardware).cycles.value
+    corrected = shipped().cycles(nests, mappings, hardware)
+    assert (corrected >= least).all() and (corrected > least).any()
 
 
 def test_it_is_not_asked_about_arrays_that_were_not_measured() -> None:

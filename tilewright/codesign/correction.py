@@ -20,6 +20,7 @@ import numpy as np
 from tilewright.codesign.calls import Calls, Constants, Fitted, fit
 from tilewright.codesign.data import Points
 from tilewright.codesign.mapping import Hardware, Mappings
+from tilewright.codesign.model import Model
 from tilewright.codesign.problem import C, K, Nests, P, R, S
 from tilewright.errors import HardwareRangeError, MeasuredDataError
 
@@ -109,11 +110,13 @@ class Correction:
             )
 
     def cycles(self, nests: Nests, mappings: Mappings, hardware: Hardware) -> np.ndarray:
-        """[rows]: cycles that Gemmini's RTL is expected to take."""
+        """[rows]: cycles that Gemmini's RTL is expected to take; never fewer than the analytical model's, which leave out
+        what the RTL takes longer."""
         calls = Calls.of(nests, mappings, hardware)
         raw = features(calls, nests, mappings, self.fitted)
         logs = self.mean + _kernel((raw - self.centre) / self.scale, self.rows) @ self.weights
-        return np.asarray(calls.cycles(self.fitted) * np.exp(logs))
+        least = Model().estimate(nests, mappings, hardware).cycles.value
+        return np.asarray(np.maximum(calls.cycles(self.fitted) * np.exp(logs), least))
 
     def to_json(self) -> str:
         return json.dumps(

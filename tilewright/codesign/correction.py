@@ -110,8 +110,8 @@ class Correction:
             )
 
     def cycles(self, nests: Nests, mappings: Mappings, hardware: Hardware) -> np.ndarray:
-        """[rows]: cycles that Gemmini's RTL is expected to take; never fewer than the analytical model's, which leave out
-        what the RTL takes longer."""
+        """[rows]: cycles that Gemmini's RTL is expected to take. They are never fewer than the analytical model's, which
+        is a roofline."""
         calls = Calls.of(nests, mappings, hardware)
         raw = features(calls, nests, mappings, self.fitted)
         logs = self.mean + _kernel((raw - self.centre) / self.scale, self.rows) @ self.weights

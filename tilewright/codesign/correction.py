@@ -110,7 +110,7 @@ class Correction:
             )
 
     def cycles(self, nests: Nests, mappings: Mappings, hardware: Hardware) -> np.ndarray:
-        """[rows]: cycles that Gemmini's RTL is expected to take. They are never fewer than the analytical model's, which
+        """[rows]: cycles that Gemmini's RTL is expected to take: never fewer than the analytical model's, which
         is a roofline."""
         calls = Calls.of(nests, mappings, hardware)
         raw = features(calls, nests, mappings, self.fitted)

@@ -8,7 +8,7 @@ from itertools import product as tuples
 import numpy as np
 import pytest
 
-from tilewright.codesign.exact import EDP, ENERGY, LATENCY, Objective, best_mapping, coverings
+from tilewright.codesign.exact import EDP, ENERGY, LATENCY, Objective, best_mapping, coverings, near_optimal
 from tilewright.codesign.mapping import Hardware, Mappings, check, fits, orders
 from tilewright.codesign.model import Model
 from tilewright.codesign.problem import C, K, Layer, Nests, R, S
@@ -116,6 +116,21 @@ def test_what_it_finds_is_legal_and_costs_what_the_model_says() -> None:
         assert found.microjoules.value[0] == pytest.approx(best.microjoules, rel=1e-12)
     assert best_mapping(layer, machine, LATENCY).cycles <= best.cycles
     assert best_mapping(layer, machine, ENERGY).microjoules <= best_mapping(layer, machine).microjoules
+
+
+def test_mappings_near_the_optimum_are_legal_many_and_include_it() -> None:
+    layer, machine = Layer.convolution((14, 14), 64, 96, (3, 3)), GemminiMachine(dim=16, scratchpad=20_000)
+    for objective in (EDP, LATENCY):
+        best = best_mapping(layer, machine, objective)
+        near, visited = near_optimal(layer, machine, objective, within=0.2)
+        rows = np.zeros(len(near), int)
+        nests, hardware = Nests.of([layer]).take(rows), Hardware.of([machine]).take(rows)
+        check(nests, near, hardware)
+        found = Model.of(machine).estimate(nests, near, hardware)
+        values = objective.of(found.cycles.value, found.microjoules.value)
+        assert values[0] == best.value == pytest.approx(values.min(), rel=1e-9)
+        assert values.max() <= 1.2 * best.value
+        assert len({near.text(row) for row in range(len(near))}) > 20 and visited > len(near)
 
 
 def test_a_search_that_is_cut_short_says_so() -> None:

@@ -66,6 +66,7 @@ def test_one_command_from_a_model_to_parameters(tmp_path: Path) -> None:
     [
         (["--area", "0.0001"], "too small"),
         (["--dim", "0"], "dim must be between"),
+        (["--dim", "8", "--correct"], "dim must be at least 16"),
         (["--dram", "0"], "dram_bytes_per_cycle must be between"),
     ],
 )

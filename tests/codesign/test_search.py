@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from tilewright.codesign.baselines import dosa, hardware_candidates, machine_of, random_mappings, two_loops
+from tilewright.codesign.correction import shipped
 from tilewright.codesign.descent import Descent
-from tilewright.codesign.exact import best_mapping
+from tilewright.codesign.exact import LATENCY, best_mapping
 from tilewright.codesign.library import library_mapping, library_tile
-from tilewright.codesign.mapping import Hardware, check, needs
-from tilewright.codesign.network import Evaluator, Limits, Network, joined, machine_for
+from tilewright.codesign.mapping import Hardware, Mappings, check, needs
+from tilewright.codesign.network import Evaluator, Limits, Network, machine_for
 from tilewright.codesign.problem import Layer, Nests
 from tilewright.codesign.search import Budget, Exploration, Progress, explore
 from tilewright.errors import HardwareRangeError, MappingError
@@ -65,7 +66,7 @@ def test_the_least_hardware_runs_the_mappings_and_nothing_smaller_does() -> None
 def test_mapping_all_layers_together_is_no_worse_than_each_alone() -> None:
     together = evaluator().mapped(DEFAULT)
     alone = evaluator().design(
-        DEFAULT, joined([best_mapping(layer, DEFAULT).mapping for layer in NETWORK.layers])
+        DEFAULT, Mappings.joined([best_mapping(layer, DEFAULT).mapping for layer in NETWORK.layers])
     )
     assert together.edp <= alone.edp * (1 + 1e-9)
 
@@ -143,7 +144,7 @@ def test_the_search_beats_every_baseline_and_the_library(found: Exploration) -> 
     check(NETWORK.nests, best.mappings, Hardware.of([best.machine]).take(np.zeros(3, int)))
     assert best.area <= DEFAULT.area
     library = evaluator().design(
-        DEFAULT, joined([library_mapping(layer, DEFAULT) for layer in NETWORK.layers])
+        DEFAULT, Mappings.joined([library_mapping(layer, DEFAULT) for layer in NETWORK.layers])
     )
     assert best.edp < library.edp
     baselines = [two_loops(evaluator(), LIMITS, BUDGET, name) for name in ("random", "annealing", "bayesian")]
@@ -166,6 +167,43 @@ def test_a_search_that_is_interrupted_keeps_its_best() -> None:
 
     found = explore(NETWORK, Budget(), steps=5, progress=stop)
     assert found.interrupted and found.best.edp > 0
+
+
+def test_with_the_correction_mappings_and_hardware_are_judged_by_its_cycles() -> None:
+    budget, learned = Budget(evaluations=40), shipped()
+    with_it = explore(NETWORK, budget, correction=learned, steps=2, starts=2)
+    without = explore(NETWORK, budget, limits=Limits(dim=16, least_dim=16), steps=2, starts=2)
+    assert {design.machine.dim for design in with_it.designs} == {16}
+    best, judge = with_it.best, Evaluator(NETWORK, DEFAULT, learned)
+    again = judge.design(best.machine, best.mappings)
+    assert again.layer_cycles == pytest.approx(best.layer_cycles)
+    for machine in (DEFAULT, best.machine):
+        chosen = judge.mapped(machine)
+        blind = judge.design(machine, evaluator().mapped(machine).mappings)
+        assert chosen.edp <= blind.edp * (1 + 1e-9)
+        for layer, cycles in zip(NETWORK.layers, judge.mapped(machine).layer_cycles, strict=True):
+            tiling = Evaluator(Network((layer,)), machine, learned).design(
+                machine, library_mapping(layer, machine)
+            )
+            fastest = judge.best_mapping(layer, machine, LATENCY)
+            assert fastest[1] <= tiling.layer_cycles[0] and fastest[1] <= cycles
+    assert judge.design(without.best.machine, without.best.mappings).edp > 0
+
+
+def test_the_correction_refuses_arrays_that_it_does_not_know() -> None:
+    with pytest.raises(HardwareRangeError, match="dim must be at least 16, got 8"):
+        explore(NETWORK, Budget(evaluations=10), limits=Limits(dim=8), correction=shipped())
+    with pytest.raises(HardwareRangeError, match="an array of 16x16 with 1 KiB memories has"):
+        explore(NETWORK, Budget(evaluations=10), limits=Limits(area=0.05), correction=shipped())
+    with pytest.raises(HardwareRangeError, match="is asked about one of 8"):
+        Evaluator(NETWORK, DEFAULT, shipped()).mapped(GemminiMachine(dim=8))
+
+
+def test_a_budget_of_evaluations_gives_the_same_design_again() -> None:
+    runs = [explore(NETWORK, Budget(evaluations=120), steps=10, starts=3, seed=4) for _ in range(2)]
+    assert runs[0].best.machine == runs[1].best.machine and runs[0].best.edp == runs[1].best.edp
+    assert runs[0].evaluations == runs[1].evaluations
+    assert [design.edp for design in runs[0].designs] == [design.edp for design in runs[1].designs]
 
 
 def test_a_power_limit_is_kept_or_nothing_is_found() -> None:

@@ -51,6 +51,12 @@ def codesign(
     dram: Annotated[float, typer.Option(metavar="BYTES", help="that DRAM moves in a cycle")] = 8.0,
     batch: Annotated[int, typer.Option(min=1, help="batch size of a zoo model")] = 1,
     small: Annotated[bool, typer.Option("--small", help="the zoo model's small version")] = False,
+    correct: Annotated[
+        bool,
+        typer.Option(
+            "--correct", help="judge by cycles learned from Gemmini's RTL; for arrays of 16x16 only"
+        ),
+    ] = False,
     seed: Annotated[int, typer.Option(help="of the search")] = 0,
     output: Annotated[Path, typer.Option("--output", "-o", help="the report, an HTML file")] = Path(
         "codesign.html"
@@ -63,14 +69,17 @@ def codesign(
     """Search for an accelerator (Gemmini) and for the mapping of each layer on it, together: least energy times delay.
 
     Ctrl-C keeps the best so far."""
+    from tilewright.codesign.correction import shipped
     from tilewright.codesign.library import library_mapping
-    from tilewright.codesign.network import Evaluator, Limits, Network, joined
+    from tilewright.codesign.mapping import Mappings
+    from tilewright.codesign.network import Evaluator, Limits, Network
     from tilewright.codesign.report import parameters as parameters_of
     from tilewright.codesign.report import render
     from tilewright.codesign.search import Budget, explore
     from tilewright.hw.gemmini import GemminiMachine
 
     base = GemminiMachine(dram_bytes_per_cycle=dram)
+    correction = shipped() if correct else None
     limits = Limits(area=area, watts=power, dim=dim)
     for path in (output, parameters):
         check_output(path)
@@ -84,11 +93,12 @@ def codesign(
         base=base,
         limits=limits,
         seed=seed,
+        correction=correction,
         progress=_silent if json else _Spoken(),
     )
     best = found.best
-    library = Evaluator(network, base).design(
-        base, joined([library_mapping(layer, base) for layer in network.layers])
+    library = Evaluator(network, base, correction).design(
+        base, Mappings.joined([library_mapping(layer, base) for layer in network.layers])
     )
     title = f"Co-design of {', '.join(Path(model).stem for model in models)}"
     result = {"models": models, "interrupted": found.interrupted, **parameters_of(best)}

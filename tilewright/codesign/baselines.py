@@ -21,7 +21,7 @@ import numpy as np
 
 from tilewright.codesign.descent import STATIONARY, Descent
 from tilewright.codesign.mapping import DRAM_ORDERS, INNER_ORDER, Hardware, Mappings, fits
-from tilewright.codesign.network import Design, Evaluator, Limits, joined
+from tilewright.codesign.network import Design, Evaluator, Limits
 from tilewright.codesign.problem import LOOPS, C, K, Layer, Nests, R, S
 from tilewright.codesign.search import Budget
 from tilewright.cost.model import CostModel, Prediction
@@ -75,7 +75,7 @@ def randomly_mapped(
             legal.append(mappings.take(fits(Nests.of([layer]).take(rows), mappings, hardware.take(rows))))
             if sum(map(len, legal)) >= drawn:
                 break
-        mappings = joined(legal).take(slice(0, drawn))
+        mappings = Mappings.joined(legal).take(slice(0, drawn))
         evaluator.mappings += drawn
         if not len(mappings):
             return None
@@ -83,7 +83,7 @@ def randomly_mapped(
         found = evaluator.model.estimate(Nests.of([layer]).take(rows), mappings, hardware.take(rows))
         best = int(found.edp.value.argmin())
         chosen.append(mappings.take(slice(best, best + 1)))
-    return evaluator.design(machine, joined(chosen))
+    return evaluator.design(machine, Mappings.joined(chosen))
 
 
 # -- hardware as a space of the project's searches --------------------------------------------------------------------

@@ -1,10 +1,11 @@
-"""What Gemmini's RTL takes longer than the analytical model says, learned from measured mappings.
+"""Cycles of Gemmini's RTL, as far as the analytical model leaves them out: counted, and then learned.
 
-The logarithm of measured over predicted cycles is a Gaussian process over a few logarithms: sizes of tiles, rows that
-the DMA moves, blocks that the array computes, how often each tensor is fetched, and which part bounds the mapping. It
-was trained on the 74 mappings in `correction.json`, which a search had found for 71 layers on arrays of 16x16: it is
-for mappings as a search finds them, not for arbitrary ones, and `valid_for` says where it may be asked. `fit` trains
-another one from measured rows of one's own.
+`calls.py` counts what the RTL executes and has a few constants, fitted to random mappings that ran on the RTL. What it
+leaves out is learned: the logarithm of measured over counted cycles is a Gaussian process over the shares of computing
+and transfers in a call, sizes of tiles and loops, and how full the memories are. The one in `correction.json` has its
+constants from 1,077 random mappings, and the rest from 74 mappings that a search had found, for 71 layers on arrays of
+16x16. Far from those 74 the process adds nothing, and what is counted remains. `valid_for` says on which hardware it
+may be asked. `fit` trains another one from measured rows of one's own.
 """
 
 from __future__ import annotations
@@ -16,67 +17,56 @@ from importlib import resources
 
 import numpy as np
 
+from tilewright.codesign.calls import Calls, Constants, Fitted, fit
 from tilewright.codesign.data import Points
-from tilewright.codesign.mapping import DRAM, SCRATCHPAD, Hardware, Mappings
-from tilewright.codesign.model import BOUNDS, Model
-from tilewright.codesign.problem import C, K, Nests, P, Q, R, S
-from tilewright.errors import MeasuredDataError
+from tilewright.codesign.mapping import Hardware, Mappings
+from tilewright.codesign.model import Model
+from tilewright.codesign.problem import C, K, Nests, P, R, S
+from tilewright.errors import HardwareRangeError, MeasuredDataError
 
-LENGTH, NOISE = 5.0, 0.03  # chosen among 12 by leaving whole layers of the 74 rows out
+LENGTH, NOISE = 4.0, 0.3  # chosen on the random mappings, by leaving whole layers out
 TARGET = "gemmini_cycle"
+_LEAST_ROWS = 10
+_SPREAD = 0.05  # below which a feature's spread counts as this
 
 
-def features(nests: Nests, mappings: Mappings, hardware: Hardware) -> tuple[np.ndarray, np.ndarray]:
-    """[rows, features], and [rows] the analytical model's cycles."""
-    found = Model().estimate(nests, mappings, hardware)
-    cycles = found.cycles.value
-    tile = mappings.factors[:, : SCRATCHPAD + 1].prod(axis=1)
-    tile[:, C] *= mappings.rows
-    tile[:, K] *= mappings.columns
-    outer = mappings.factors[:, DRAM]
-    width, height = (
-        (tile[:, out] - 1) * nests.stride[:, axis] + (tile[:, tap] - 1) * nests.dilation[:, axis] + 1
-        for axis, (out, tap) in enumerate(((P, R), (Q, S)))
+def features(calls: Calls, nests: Nests, mappings: Mappings, fitted: Fitted) -> np.ndarray:
+    """[rows, features]: what decides how far counted cycles are off."""
+    full = calls.sizes[0]
+    convolution, matmul = (calls.parts(full, each) for each in (fitted.convolution, fitted.matmul))
+    compute, transfer = (
+        np.where(calls.matmul, one, other) for one, other in zip(matmul, convolution, strict=True)
     )
-    dim = hardware.dim
-    channels, filters, pixels = (np.ceil(tile[:, loop] / dim) for loop in (C, K, P))
-    blocks = tile[:, R] * tile[:, S] * channels * filters * tile[:, Q]
-    logarithms = [
-        outer.prod(axis=1),
-        blocks * tile[:, P],
-        blocks * pixels,
-        width * height * channels,
-        tile[:, P] * tile[:, Q] * filters,
-        tile[:, R] * tile[:, S] * tile[:, C] * filters,
-        *(found.fetches[tensor].value for tensor in ("inputs", "outputs", "weights")),
-        cycles,
-        *(np.maximum(found.parts[part].value / cycles, 1e-9) for part in BOUNDS),
-        *(tile[:, loop] for loop in (C, K, P, Q)),
-        *(nests.extents[:, loop] for loop in (P, C, K)),
-    ]
-    innermost = _innermost(mappings)
-    plain = [
+    issue = np.where(calls.matmul, fitted.matmul.issue, fitted.convolution.issue)
+    longest = np.maximum(np.maximum(compute, transfer), issue)
+    words, extents = calls.words, nests.extents
+    columns = [
+        *(np.log(part / longest) for part in (compute, transfer, issue)),
+        *(np.log(rows / longest + 0.01) for rows in (full.inputs, full.weights, full.outputs)),
+        0.5 * np.log(longest),
+        0.5 * np.log(calls.count),
+        np.log2(calls.side),
+        np.log(words[:, R] * words[:, S]),
+        np.log(extents[:, R]),
+        np.log(full.width),
+        np.log(full.height),
+        np.log(full.width / calls.side),
+        *(np.log(words[:, loop]) for loop in (C, K)),
+        *(0.5 * np.log(extents[:, loop]) for loop in (C, K, P)),
+        2.0 * calls.matmul,
         nests.stride[:, 0],
-        tile[:, K] / (filters * dim),
-        tile[:, C] / (channels * dim),
-        *(np.isin(innermost, loops) for loops in ((K,), (P, Q), (R, S, C))),
-        (nests.extents[:, [R, S, Q]] == 1).all(axis=1),
+        0.5 * np.log(calls.scratchpad + 0.02),
+        0.5 * np.log(calls.accumulator + 0.05),
+        *(words[:, loop] < extents[:, loop] for loop in (R, S)),
     ]
-    return np.stack([*np.log(logarithms), *(np.asarray(each, float) for each in plain)], axis=1), cycles
-
-
-def _innermost(mappings: Mappings) -> np.ndarray:
-    """[rows]: the innermost of DRAM's loops that runs more than once, -1 where none does."""
-    order = mappings.order[:, DRAM].astype(np.intp)
-    runs = np.take_along_axis(mappings.factors[:, DRAM], order, axis=1) > 1
-    last = order.shape[1] - 1 - runs[:, ::-1].argmax(axis=1)
-    return np.where(runs.any(axis=1), np.take_along_axis(order, last[:, None], axis=1)[:, 0], -1)
+    return np.stack([np.asarray(column, float) for column in columns], axis=1)
 
 
 @dataclass(frozen=True)
 class Correction:
     """A trained one."""
 
+    fitted: Fitted
     rows: np.ndarray  # [trained, features], scaled
     weights: np.ndarray  # [trained]
     centre: np.ndarray  # [features]
@@ -85,42 +75,65 @@ class Correction:
     dim: int
 
     @classmethod
-    def fit(cls, points: Points) -> Correction:
-        """Fit to measured rows, with the target `gemmini_cycle`. Raises MeasuredDataError if they have several arrays,
-        or are too few."""
-        dims = set(points.hardware.dim.tolist())
-        if len(dims) != 1 or len(points) < 10:
+    def fit(cls, found: Points, random: Points | None = None, fitted: Fitted | None = None) -> Correction:
+        """Fit to measured rows, with the target `gemmini_cycle`: the constants to random mappings, if there are any,
+        and what is left over to those that a search found. `fitted`: constants that are known already. Raises
+        MeasuredDataError if the rows have several arrays, or are too few."""
+        dims = set(found.hardware.dim.tolist())
+        if len(dims) != 1 or len(found) < _LEAST_ROWS:
             raise MeasuredDataError(
-                f"a correction is trained on 10 or more rows of one array, got {len(points)} of {len(dims)} arrays"
+                f"a correction is trained on {_LEAST_ROWS} or more rows of one array, got {len(found)} of {len(dims)}"
+                " arrays"
             )
-        raw, cycles = features(points.nests, points.mappings, points.hardware)
-        centre, scale = raw.mean(axis=0), raw.std(axis=0)
-        scale[scale < 1e-3] = 1.0  # a feature that all rows share says nothing
+        counted = found if random is None else random
+        fitted = fitted or fit(_calls(counted), counted.targets[TARGET])
+        calls = _calls(found)
+        raw = features(calls, found.nests, found.mappings, fitted)
+        centre, scale = raw.mean(axis=0), np.maximum(raw.std(axis=0), _SPREAD)
         rows = (raw - centre) / scale
-        logs = np.log(points.targets[TARGET] / cycles)
-        mean = float(logs.mean())
+        logs = np.log(found.targets[TARGET] / calls.cycles(fitted))
+        mean = float(np.median(logs))
         weights = np.linalg.solve(_kernel(rows, rows) + NOISE * np.eye(len(rows)), logs - mean)
-        return cls(rows, weights, centre, scale, mean, int(dims.pop()))
+        return cls(fitted, rows, weights, centre, scale, mean, int(dims.pop()))
 
     def valid_for(self, hardware: Hardware) -> np.ndarray:
         """[rows]: whether it was trained on such hardware."""
         return np.asarray(hardware.dim == self.dim)
 
+    def check(self, hardware: Hardware) -> None:
+        """Raise HardwareRangeError unless it was trained on such hardware."""
+        if not self.valid_for(hardware).all():
+            raise HardwareRangeError(
+                f"the correction was measured on an array of {self.dim} rows, and is asked about one of"
+                f" {hardware.dim[~self.valid_for(hardware)][0]:g}",
+                remedy=f"use an array of {self.dim} rows, or the analytical model without the correction",
+            )
+
     def cycles(self, nests: Nests, mappings: Mappings, hardware: Hardware) -> np.ndarray:
-        """[rows]: cycles that Gemmini's RTL is expected to take."""
-        raw, cycles = features(nests, mappings, hardware)
+        """[rows]: cycles that Gemmini's RTL is expected to take: never fewer than the analytical model's, which
+        is a roofline."""
+        calls = Calls.of(nests, mappings, hardware)
+        raw = features(calls, nests, mappings, self.fitted)
         logs = self.mean + _kernel((raw - self.centre) / self.scale, self.rows) @ self.weights
-        return np.asarray(cycles * np.exp(logs))
+        least = Model().estimate(nests, mappings, hardware).cycles.value
+        return np.asarray(np.maximum(calls.cycles(self.fitted) * np.exp(logs), least))
 
     def to_json(self) -> str:
         return json.dumps(
             {
-                "source": "trained on firesim_test_data-analytical.csv of the DOSA repository (BSD 2-Clause, copyright"
-                " 2022 Charles Hong)",
+                "source": "trained on firesim_training_data-firesim_results.csv and"
+                " firesim_test_data-analytical.csv of the DOSA repository (BSD 2-Clause, copyright 2022 Charles Hong)",
                 "dim": self.dim,
                 "mean": self.mean,
                 **{
-                    name: np.round(getattr(self, name), 6).tolist()
+                    name: {key: round(value, 6) for key, value in constants._asdict().items()}
+                    for name, constants in (
+                        ("convolution", self.fitted.convolution),
+                        ("matmul", self.fitted.matmul),
+                    )
+                },
+                **{
+                    name: np.round(getattr(self, name), 5).tolist()
                     for name in ("rows", "weights", "centre", "scale")
                 },
             }
@@ -132,7 +145,8 @@ class Correction:
         rows, weights, centre, scale = (
             np.array(data[name]) for name in ("rows", "weights", "centre", "scale")
         )
-        return cls(rows, weights, centre, scale, data["mean"], data["dim"])
+        fitted = Fitted(Constants(**data["convolution"]), Constants(**data["matmul"]))
+        return cls(fitted, rows, weights, centre, scale, data["mean"], data["dim"])
 
 
 @cache
@@ -143,6 +157,10 @@ def shipped() -> Correction:
     )
 
 
+def _calls(points: Points) -> Calls:
+    return Calls.of(points.nests, points.mappings, points.hardware)
+
+
 def _kernel(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    distance = ((left[:, None] - right[None]) ** 2).sum(axis=2)
-    return np.asarray(np.exp(-0.5 * distance / LENGTH**2))
+    squares = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1)[None] - 2.0 * left @ right.T
+    return np.asarray(np.exp(-np.sqrt(np.maximum(squares, 0.0)) / LENGTH))

@@ -45,6 +45,7 @@ _WIDTH = 13
 _CHUNK = 1 << 16  # partial mappings that are expanded at once
 _BEAM = 256  # partial mappings that are kept to find a first mapping
 _SLACK = 1e-12  # relative: what arithmetic may have added
+_NEAR_BEAM = 64  # partial mappings of each case that are kept to find near-optimal ones
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,26 @@ def best_mapping(
     """The best of all mappings of a layer. After `most` partial mappings the best so far and a bound are returned."""
     search = _Search(layer, machine, objective, model or Model.of(machine), most)
     return search.run()
+
+
+def near_optimal(
+    layer: Layer,
+    machine: GemminiMachine,
+    objective: Objective = EDP,
+    *,
+    within: float,
+    model: Model | None = None,
+    most: int = 50_000_000,
+) -> tuple[Mappings, int]:
+    """The best mapping of a layer, first, and up to a thousand or two whose objective is at most `within` above it,
+    with all loop orders: for a cost that the model does not know to choose from. Also how many partial and complete
+    mappings were bounded."""
+    search = _Search(layer, machine, objective, model or Model.of(machine), most)
+    found = [search.run().mapping]
+    search.near, search.slack = found, within
+    for _, case, groups in search.problems():
+        search.expand(case, groups, beam=_NEAR_BEAM)
+    return Mappings.joined(found), search.visited
 
 
 @lru_cache(maxsize=4096)
@@ -270,24 +291,30 @@ class _Search:
     most: int
     visited: int = 0
     best: tuple[float, float, float, _Case, np.ndarray] | None = None
+    near: list[Mappings] | None = None  # where complete mappings are collected
+    slack: float = 0.0  # how far above the best a mapping may be
 
-    def run(self) -> Best:
+    def problems(self) -> list[tuple[float, _Case, list[_Group]]]:
+        """Cases with mappings that may fit, with a bound of each, by it."""
         problems = []
         for case in _CASES:
             groups = self._groups(case)
             if all(len(group.table) for group in groups):
                 bound = float(self._values(math.prod(group.table.min(axis=0) for group in groups)[None])[0])
                 problems.append((bound, case, groups))
-        problems.sort(key=lambda problem: problem[0])
+        return sorted(problems, key=lambda problem: problem[0])
+
+    def run(self) -> Best:
+        problems = self.problems()
         for _, case, groups in problems:
-            self._expand(case, groups, beam=_BEAM)
+            self.expand(case, groups, beam=_BEAM)
         unseen = math.inf
         for _, case, groups in problems:
-            unseen = min(unseen, self._expand(case, groups))
+            unseen = min(unseen, self.expand(case, groups))
         # One word of each tensor fits every machine that there is.
         assert self.best is not None, (self.layer, self.machine)
         value, cycles, energy, case, factors = self.best
-        mapping = _mapping(case, factors)
+        mapping = _mappings(case, factors[None])
         return Best(mapping, cycles, energy, value, min(value, unseen), self.visited, case.order)
 
     def _groups(self, case: _Case) -> list[_Group]:
@@ -361,7 +388,7 @@ class _Search:
 
     # -- branch and bound -----------------------------------------------------------------------------------------
 
-    def _expand(self, case: _Case, groups: list[_Group], beam: int | None = None) -> float:
+    def expand(self, case: _Case, groups: list[_Group], beam: int | None = None) -> float:
         """The least bound of what was left out."""
         groups = sorted(groups, key=lambda group: len(group.table))
         least = [np.ones(_WIDTH)]
@@ -391,10 +418,10 @@ class _Search:
                 continue
             bounds = self._values(optimistic[alive])
             if self.best is not None:
-                better = bounds < self.best[0] * (1.0 - 1e-9)
+                better = bounds < self.best[0] * (1.0 + self.slack) * (1.0 - 1e-9)
                 alive, bounds = alive[better], bounds[better]
             # Of complete mappings only the best counts: nothing is left that could change their order.
-            width = 1 if depth + 1 == len(groups) else beam
+            width = 1 if depth + 1 == len(groups) and self.near is None else beam
             ranked = np.argsort(bounds, kind="stable")[:width]
             alive = alive[ranked]
             if len(alive):
@@ -406,21 +433,29 @@ class _Search:
 
     def _keep(self, case: _Case, groups: list[_Group], tables: np.ndarray, chosen: np.ndarray) -> None:
         cycles, energy = self._costs(tables)
+        if self.near is not None:
+            self.near.append(_mappings(case, _factors(groups, chosen)))
         values = self.objective.of(cycles, energy)
         first = int(values.argmin())
         if self.best is None or values[first] < self.best[0]:
-            factors = np.ones((7, 4), int)
-            for group, option in zip(groups, chosen[first], strict=True):
-                factors[list(group.loops)] = group.factors[option]
+            factors = _factors(groups, chosen[first : first + 1])[0]
             self.best = (float(values[first]), float(cycles[first]), float(energy[first]), case, factors)
 
 
-def _mapping(case: _Case, by_loop: np.ndarray) -> Mappings:
-    """The mapping with these [loop, 4] factors."""
-    factors = np.ones((1, 4, 7))
-    for loop in range(7):
-        # The registers' level and the accumulator's are one for P, Q and N: weights stay in both.
-        factors[0, 0 if loop in (P, Q, N) else 1, loop] = by_loop[loop, 1]
-        factors[0, 2:, loop] = by_loop[loop, 2:]
-    order = orders(DRAM_ORDERS[case.order], 1)
-    return Mappings(factors, np.array([float(by_loop[C, 0])]), np.array([float(by_loop[K, 0])]), order)
+def _factors(groups: Sequence[_Group], chosen: np.ndarray) -> np.ndarray:
+    """[mappings, loop, 4]: the factors of the chosen options."""
+    factors = np.ones((len(chosen), len(LOOPS), 4), int)
+    for group, options in zip(groups, chosen.T, strict=True):
+        factors[:, list(group.loops)] = group.factors[options]
+    return factors
+
+
+def _mappings(case: _Case, by_loop: np.ndarray) -> Mappings:
+    """The mappings with these factors."""
+    factors = np.ones((len(by_loop), 4, len(LOOPS)))
+    # The registers' level and the accumulator's are one for P, Q and N: weights stay in both.
+    for loop in range(len(LOOPS)):
+        factors[:, 0 if loop in (P, Q, N) else 1, loop] = by_loop[:, loop, 1]
+    factors[:, 2:] = by_loop[:, :, 2:].transpose(0, 2, 1)
+    order = orders(DRAM_ORDERS[case.order], len(by_loop))
+    return Mappings(factors, by_loop[:, C, 0].astype(float), by_loop[:, K, 0].astype(float), order)

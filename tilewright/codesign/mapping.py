@@ -87,6 +87,12 @@ class Mappings:
             levels.append(" ".join((f"L{level}[{_KEPT[level]}]", *words)))
         return " - ".join(levels)
 
+    @classmethod
+    def joined(cls, batches: Iterable[Mappings]) -> Mappings:
+        found = list(batches)
+        names = ("factors", "rows", "columns", "order")
+        return cls(*(np.concatenate([getattr(one, name) for one in found]) for name in names))
+
     def __len__(self) -> int:
         return len(self.rows)
 

@@ -14,7 +14,9 @@ from functools import cached_property
 
 import numpy as np
 
-from tilewright.codesign.exact import EDP, Best, Objective, best_mapping
+from tilewright.codesign.correction import Correction
+from tilewright.codesign.exact import EDP, Objective, best_mapping, near_optimal
+from tilewright.codesign.library import library_mapping
 from tilewright.codesign.mapping import Hardware, Mappings, Needs, check, needs
 from tilewright.codesign.model import Model
 from tilewright.codesign.problem import Layer, Nests
@@ -22,6 +24,7 @@ from tilewright.errors import HardwareRangeError, MappingError
 from tilewright.hw.gemmini import DIM_RANGE, KIB, MEMORY_RANGE, GemminiMachine
 
 _PASSES = 3  # of mapping a network: weights of cycles and energy follow from the pass before
+_WITHIN = 0.5  # how far above the optimum a mapping may be that is faster with the correction
 _SETTLED = 1e-4  # relative change of the EDP below which there is no further pass
 
 
@@ -64,27 +67,36 @@ class Network:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a design may be at most: square millimetres, watts at `clock`, rows of PEs."""
+    """What a design may be at most: square millimetres, watts at `clock`, rows of PEs. `least_dim`: rows of PEs that it
+    has at least."""
 
     area: float | None = None
     watts: float | None = None
     dim: int = DIM_RANGE[1]
     clock: float = 1e9  # hertz
+    least_dim: int = 1
 
     def __post_init__(self) -> None:
-        smallest = GemminiMachine(dim=1, scratchpad=KIB, accumulator=KIB).area
-        if self.area is not None and not self.area >= smallest:
+        if self.area is not None and not self.area >= self.smallest_area:
+            array = "one PE" if self.least_dim == 1 else f"an array of {self.least_dim}x{self.least_dim}"
             raise HardwareRangeError(
-                f"an area of {self.area:g} mm2 is too small: one PE with 1 KiB memories has {smallest:.3f} mm2"
+                f"an area of {self.area:g} mm2 is too small: {array} with 1 KiB memories has"
+                f" {self.smallest_area:.3f} mm2"
             )
         if self.watts is not None and not self.watts > 0:
             raise HardwareRangeError(f"the power must be above 0 W, got {self.watts:g}")
         if not DIM_RANGE[0] <= self.dim <= DIM_RANGE[1]:
             raise HardwareRangeError(f"dim must be between {DIM_RANGE[0]} and {DIM_RANGE[1]}, got {self.dim}")
+        if self.least_dim > self.dim:
+            raise HardwareRangeError(f"dim must be at least {self.least_dim}, got {self.dim}")
+
+    @property
+    def smallest_area(self) -> float:
+        return GemminiMachine(dim=self.least_dim, scratchpad=KIB, accumulator=KIB).area
 
     def admit(self, machine: GemminiMachine) -> bool:
         """Whether hardware is within the limits that do not depend on its programs."""
-        return machine.dim <= self.dim and (self.area is None or machine.area <= self.area)
+        return self.least_dim <= machine.dim <= self.dim and (self.area is None or machine.area <= self.area)
 
 
 @dataclass(frozen=True)
@@ -138,9 +150,9 @@ class Design:
         return np.asarray(macs / (self.layer_cycles * self.machine.pes))
 
 
-def machine_for(need: Needs, like: GemminiMachine) -> GemminiMachine:
+def machine_for(need: Needs, like: GemminiMachine, least_dim: int = 1) -> GemminiMachine:
     """The smallest hardware on which all mappings run, in steps of a KiB: hardware inferred from programs."""
-    dim = max(1, math.ceil(float(need.dim.max())))
+    dim = max(least_dim, math.ceil(float(need.dim.max())))
     scratchpad = math.ceil(float(need.scratchpad.max()) / dim) * dim
     accumulator = math.ceil(float(need.accumulator_column.max())) * dim * GemminiMachine.ACCUMULATOR_BYTES
     return replace(like, dim=dim, scratchpad=_memory(scratchpad), accumulator=_memory(accumulator))
@@ -158,10 +170,12 @@ def _memory(size: float) -> int:
 @dataclass
 class Evaluator:
     """What all searches evaluate with: it counts, in evaluations of a whole network. Bounds of the exact mapper are no
-    evaluations, and are counted apart."""
+    evaluations, and are counted apart. With a `correction`, cycles are those of Gemmini's RTL as far as it knows them;
+    energy is the analytical model's."""
 
     network: Network
     base: GemminiMachine
+    correction: Correction | None = None
     mappings: int = 0  # evaluated, of single layers
     bounded: int = 0  # partial mappings that the exact mapper has bounded
 
@@ -180,11 +194,16 @@ class Evaluator:
         check(self.network.nests, mappings, hardware)
         found = self.model.estimate(self.network.nests, mappings, hardware)
         self.mappings += len(self.network)
-        return Design(self.network, machine, mappings, found.cycles.value, found.microjoules.value)
+        cycles = found.cycles.value
+        if self.correction is not None:
+            self.correction.check(hardware)
+            cycles = self.correction.cycles(self.network.nests, mappings, hardware)
+        return Design(self.network, machine, mappings, cycles, found.microjoules.value)
 
     def smallest(self, mappings: Mappings) -> Design:
         """These mappings on the least hardware that runs them."""
-        return self.design(machine_for(needs(self.network.nests, mappings), self.base), mappings)
+        least = 1 if self.correction is None else self.correction.dim
+        return self.design(machine_for(needs(self.network.nests, mappings), self.base, least), mappings)
 
     def mapped(
         self, machine: GemminiMachine, *, near: Design | None = None, most: int = 50_000_000
@@ -203,27 +222,30 @@ class Evaluator:
 
     def _mapped(self, machine: GemminiMachine, objective: Objective, most: int) -> Design:
         best = [self.best_mapping(layer, machine, objective, most) for layer in self.network.layers]
-        cycles, energy = (
-            np.array([getattr(one, name) for one in best]) for name in ("cycles", "microjoules")
-        )
-        return Design(self.network, machine, joined([one.mapping for one in best]), cycles, energy)
+        mappings, cycles, energy = zip(*best, strict=True)
+        return Design(self.network, machine, Mappings.joined(mappings), np.array(cycles), np.array(energy))
 
-    def best_mapping(self, layer: Layer, machine: GemminiMachine, objective: Objective, most: int) -> Best:
-        found = best_mapping(layer, machine, objective, model=self.model, most=most)
+    def best_mapping(
+        self, layer: Layer, machine: GemminiMachine, objective: Objective, most: int = 50_000_000
+    ) -> tuple[Mappings, float, float]:
+        """(mapping, cycles, energy): the optimum. With a correction the best of mappings near the optimum and of the
+        library's tiling, by corrected cycles."""
         self.mappings += 1
-        self.bounded += found.visited
-        return found
+        if self.correction is None:
+            found = best_mapping(layer, machine, objective, model=self.model, most=most)
+            self.bounded += found.visited
+            return found.mapping, found.cycles, found.microjoules
+        near, visited = near_optimal(layer, machine, objective, within=_WITHIN, model=self.model, most=most)
+        self.bounded += visited
+        mappings = Mappings.joined([near, library_mapping(layer, machine)])
+        rows = np.zeros(len(mappings), int)
+        nests, hardware = Nests.of([layer]).take(rows), Hardware.of([machine]).take(rows)
+        self.correction.check(hardware)
+        energy = self.model.estimate(nests, mappings, hardware).microjoules.value
+        cycles = self.correction.cycles(nests, mappings, hardware)
+        first = int(objective.of(cycles, energy).argmin())
+        return mappings.take(slice(first, first + 1)), float(cycles[first]), float(energy[first])
 
 
 def _weights(design: Design) -> Objective:
     return Objective.weighted(1.0 / design.cycles, 1.0 / design.microjoules)
-
-
-def joined(mappings: Iterable[Mappings]) -> Mappings:
-    found = list(mappings)
-    return Mappings(
-        *(
-            np.concatenate([getattr(one, name) for one in found])
-            for name in ("factors", "rows", "columns", "order")
-        )
-    )

@@ -17,18 +17,19 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from tilewright.codesign.correction import Correction
 from tilewright.codesign.descent import Descent
 from tilewright.codesign.library import library_mapping
-from tilewright.codesign.mapping import Needs, needs
-from tilewright.codesign.network import Design, Evaluator, Limits, Network, joined, machine_for
+from tilewright.codesign.mapping import Mappings, Needs, needs
+from tilewright.codesign.network import Design, Evaluator, Limits, Network, machine_for
 from tilewright.errors import HardwareRangeError
 from tilewright.hw.gemmini import KIB, MEMORY_RANGE, GemminiMachine
 
 STARTS, STEPS = 8, 120
-_DESCENT_SHARE = 0.3  # of the time, at most, for the descent
+_DESCENT_SHARE = 0.3  # of the time and of the evaluations, at most, for the descent
 _FRONT_SHARE = 0.25  # of the time, for smaller areas
 _FRONT_AREAS = tuple(2.0**-power for power in range(1, 6))  # of the best design's
-_STRIDES = (1.6, 1.25, 1.1)  # factors by which the local search changes a parameter
+_STRIDES = (4.0, 2.0, 1.6, 1.25, 1.1)  # factors by which the local search changes a parameter
 
 
 @dataclass(frozen=True)
@@ -91,22 +92,25 @@ def explore(
     steps: int = STEPS,
     importance: bool = True,
     descend: bool = True,
+    correction: Correction | None = None,
     progress: Callable[[Progress], None] = lambda step: None,
 ) -> Exploration:
     """A search within a budget. Ctrl-C ends it, and what was found so far is returned. `base`: what all hardware points
-    share, such as DRAM's bandwidth. `descend=False`: random hardware instead of the descent's, to compare."""
+    share, such as DRAM's bandwidth. `descend=False`: random hardware instead of the descent's, to compare. With a
+    `correction`, mappings and hardware are judged by corrected cycles; arrays have the size that it was measured on."""
     base = base or GemminiMachine()
     limits = limits or Limits()
-    search = _Search(Evaluator(network, base), limits, budget, progress)
+    if correction is not None:
+        limits = replace(limits, dim=min(limits.dim, correction.dim), least_dim=correction.dim)
+    search = _Search(Evaluator(network, base, correction), limits, budget, progress)
     try:
         try:
             search.first()
             rng = np.random.default_rng(seed)
             search.descend(rng, starts, steps, importance) if descend else search.scatter(rng, starts)
-            search.climb("local search", limits, 1.0 - _FRONT_SHARE)
-            smallest = GemminiMachine(dim=1, scratchpad=KIB, accumulator=KIB).area
+            search.climb_all(limits, 1.0 - _FRONT_SHARE)
             for share in _FRONT_AREAS:
-                area = max(smallest, share * search.found.best.area)
+                area = max(limits.smallest_area, share * search.found.best.area)
                 search.climb("front", replace(limits, area=area), 1.0)
         except _Spent:
             pass
@@ -132,26 +136,31 @@ class _Search:
 
     def first(self) -> None:
         """So that there is one whenever the search is ended: the library's tiling, on a machine within the limits."""
-        for dim, kib in ((16, 256), (16, 64), (8, 16), (4, 4), (1, 1)):
+        for dim, kib in ((16, 256), (16, 64), (16, 4), (16, 1), (8, 16), (4, 4), (1, 1)):
             machine = replace(
                 self.evaluator.base, dim=dim, scratchpad=kib * KIB, accumulator=max(kib // 4, 1) * KIB
             )
             if not self.limits.admit(machine):
                 continue
             tiles = [library_mapping(layer, machine) for layer in self.evaluator.network.layers]
-            self.found.designs.append(self.evaluator.design(machine, joined(tiles)))
+            self.found.designs.append(self.evaluator.design(machine, Mappings.joined(tiles)))
             self.report()
             if self.found.designs[-1].within(self.limits):
                 return
 
     def descend(self, rng: np.random.Generator, starts: int, steps: int, importance: bool) -> None:
-        self._stage, began = "descent", time.monotonic()
+        self._stage, began, evaluated = "descent", time.monotonic(), self.evaluator.evaluations
         descent = Descent(self.evaluator, self.limits, starts, rng, importance)
         for _ in range(steps):
             losses = descent.step()
             self.report()
             # The first design may have taken long: the descent has its share nevertheless.
-            if self.spent(1.0) or time.monotonic() - began >= _DESCENT_SHARE * self.budget.seconds:
+            seconds, evaluations = time.monotonic() - began, self.evaluator.evaluations - evaluated
+            if (
+                self.spent(1.0)
+                or seconds >= _DESCENT_SHARE * self.budget.seconds
+                or evaluations >= _DESCENT_SHARE * self.budget.evaluations
+            ):
                 break
         self.found.designs += [one for one in map(descent.rounded, range(starts)) if one is not None]
         self._stage = "exact mapping"
@@ -173,14 +182,22 @@ class _Search:
             )
             self.map(self._admissible(machine, self.limits))
 
-    def climb(self, stage: str, limits: Limits, share: float) -> None:
-        """From the best design within limits to better neighbours, with ever smaller changes."""
+    def climb_all(self, limits: Limits, share: float) -> None:
+        """From the best design, and then from what each other start ended at: there are several local optima."""
+        begun = sorted(self._tried.values(), key=lambda design: design.edp)
+        self.climb("local search", limits, share)
+        for design in begun[1:]:
+            if not self.spent(share):
+                self.climb("local search", limits, share, design)
+
+    def climb(self, stage: str, limits: Limits, share: float, begin: Design | None = None) -> None:
+        """From a design, or from the best one within limits, to better neighbours, with ever smaller changes."""
         self._stage = stage
         within = [design for design in self.found.designs if design.within(limits)]
         if not within:
             least = min(self.found.designs, key=lambda design: design.edp)
             within = [self.map(self._admissible(least.machine, limits))]
-        best = min(within, key=lambda design: design.edp)
+        best = begin or min(within, key=lambda design: design.edp)
         for stride in _STRIDES:
             better = True
             while better:
@@ -232,13 +249,21 @@ class _Search:
             for other in ("scratchpad", "accumulator", "dim"):
                 if other != name and (traded := self._shrunk(moved, other, limits)) is not None:
                     yield traded
+        # Both memories: tiles that are larger in one are often smaller in the other.
+        for factors in ((1.0 / stride, stride), (stride, 1.0 / stride), (stride, stride)):
+            both: GemminiMachine | None = machine
+            for name, factor in zip(("scratchpad", "accumulator"), factors, strict=True):
+                both = both and self._moved(both, name, factor)
+            if both is not None and limits.admit(both):
+                yield both
 
     def _moved(self, machine: GemminiMachine, name: str, factor: float) -> GemminiMachine | None:
         before = getattr(machine, name)
         if name == "dim":
-            after = min(self.limits.dim, max(1, round(before * factor) or 1))
+            least = self.limits.least_dim
+            after = min(self.limits.dim, max(least, round(before * factor) or 1))
             if after == before:
-                after = min(self.limits.dim, max(1, before + (1 if factor > 1 else -1)))
+                after = min(self.limits.dim, max(least, before + (1 if factor > 1 else -1)))
         else:
             after = round(before * factor / KIB) * KIB
             if after == before:
@@ -257,16 +282,18 @@ class _Search:
         found: GemminiMachine | None = machine
         while found is not None and not limits.admit(found):
             found = self._moved(found, name, 0.93)
-            if found is not None and getattr(found, name) <= (1 if name == "dim" else KIB):
+            if found is not None and getattr(found, name) <= (limits.least_dim if name == "dim" else KIB):
                 return found if limits.admit(found) else None
         return found
 
     def _admissible(self, machine: GemminiMachine, limits: Limits) -> GemminiMachine:
         """The machine, with all of it made smaller until it is within the limits."""
+        if machine.dim < limits.least_dim:
+            machine = replace(machine, dim=limits.least_dim)
         while not limits.admit(machine):
             machine = replace(
                 machine,
-                dim=max(1, int(machine.dim * 0.93)),
+                dim=max(limits.least_dim, int(machine.dim * 0.93)),
                 scratchpad=max(1, int(machine.scratchpad * 0.86 / KIB)) * KIB,
                 accumulator=max(1, int(machine.accumulator * 0.86 / KIB)) * KIB,
             )

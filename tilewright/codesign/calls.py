@@ -1,0 +1,225 @@
+"""Cycles of Gemmini's RTL for a mapping, counted from what the RTL executes.
+
+A mapping runs as a sequence of *calls* of Gemmini's looping instructions, one for each DRAM tile. The controller loads
+the inputs and the weights of a call row by row, lets the array compute blocks, and stores rows of outputs; loads
+overlap with computation. So a call takes the longest of
+
+    issue      cycles to issue one call, however small it is
+    compute    for each block of weights the pixels that stream through it, at least `least_run` of the array's side,
+               because weights of the next block are loaded meanwhile
+    transfer   rows of inputs, weights and outputs, each with its own cost, however many words a row has; a row of
+               weights in a memory page of its own costs a page miss
+
+and the first call has nothing to overlap with. Four rules of the programs that were measured, found in the residuals of
+the measured rows:
+
+    the array is as large as the mapping's larger spatial factor, rounded up to 4, 8 or 16;
+    a tile of a matmul is given in whole blocks of 16, and counts blocks of the array;
+    a convolution's image is square: a narrow image takes as long as a square one with its longer side;
+    with a kernel of even size the output is one pixel wider and higher.
+
+There are seven constants for convolutions and seven for matmuls. `fit` finds them from measured rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from tilewright.codesign.mapping import DRAM, SCRATCHPAD, Hardware, Mappings
+from tilewright.codesign.problem import C, K, Nests, P, Q, R, S
+
+PAGE = 4096.0  # bytes
+_BLOCK = 16  # in which the measured programs give tiles of matmuls
+_ARRAYS = (4.0, 16.0)  # the least and the largest array that was measured
+
+_CAP = (
+    0.7  # largest error of a row, as a logarithm, that the fit counts: some rows ran on the host's processor
+)
+
+
+class Constants(NamedTuple):
+    """Cycles, but for `least_run`, a share of the array's side."""
+
+    issue: float
+    least_run: float
+    input_row: float
+    weight_row: float
+    output_row: float
+    page_miss: float
+    between: float  # from one call to the next
+
+
+# Where a fit begins.
+_CONVOLUTION = Constants(250.0, 0.5, 1.5, 1.5, 0.5, 8.0, 10.0)
+_MATMUL = Constants(125.0, 1.0, 1.5, 1.5, 0.5, 10.0, 2.0)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    convolution: Constants = _CONVOLUTION
+    matmul: Constants = _MATMUL
+
+
+class Tile(NamedTuple):
+    """Calls of one size. All columns are arrays, one value for each mapping."""
+
+    calls: np.ndarray
+    runs: np.ndarray  # blocks of weights times rows of pixels
+    width: np.ndarray  # pixels in a row
+    height: np.ndarray
+    inputs: np.ndarray  # rows that the DMA moves
+    weights: np.ndarray
+    outputs: np.ndarray
+
+
+@dataclass(frozen=True)
+class Calls:
+    """What mappings make Gemmini execute."""
+
+    matmul: np.ndarray  # [rows]: run as matmuls
+    side: np.ndarray  # of the array, as far as the mapping uses it
+    sizes: tuple[Tile, ...]  # whole tiles, then those at the right and lower borders
+    words: np.ndarray  # [rows, 7]: iterations of each loop in one tile
+    pages: np.ndarray  # of weights in a call
+    scratchpad: np.ndarray  # share of it that one call's tiles have
+    accumulator: np.ndarray
+
+    @property
+    def count(self) -> np.ndarray:
+        return np.asarray(sum(size.calls for size in self.sizes))
+
+    @classmethod
+    def of(cls, nests: Nests, mappings: Mappings, hardware: Hardware) -> Calls:
+        words = mappings.factors[:, : SCRATCHPAD + 1].prod(axis=1)
+        words[:, C] *= mappings.rows
+        words[:, K] *= mappings.columns
+        outer, extents = mappings.factors[:, DRAM], nests.extents
+        used = np.maximum(mappings.rows, mappings.columns)
+        side = np.maximum(_ARRAYS[0], 2.0 ** np.ceil(np.log2(used)))
+        matmul = (extents[:, [R, S, Q]] == 1).all(axis=1)
+        of_array = np.ceil(extents / side[:, None])
+        blocks = np.minimum(np.maximum(np.floor(words / _BLOCK), 1.0), of_array)
+        channels = np.where(matmul, blocks[:, C] * side, words[:, C])
+        deep = np.where(matmul, blocks[:, C], np.ceil(words[:, C] / side))
+        wide = np.where(matmul, blocks[:, K], np.ceil(words[:, K] / side))
+        taps = words[:, R] * words[:, S]
+        repeats = np.where(
+            matmul,
+            np.ceil(of_array[:, C] / blocks[:, C]) * np.ceil(of_array[:, K] / blocks[:, K]),
+            outer[:, C] * outer[:, K],
+        ) * (outer[:, R] * outer[:, S])
+        image = np.maximum(extents[:, P], extents[:, Q]) + (extents[:, R] % 2 == 0)
+        across = _parts(
+            np.where(matmul, extents[:, P], image),
+            np.where(matmul, np.minimum(blocks[:, P] * side, extents[:, P]), words[:, P]),
+        )
+        down = _parts(np.where(matmul, 1.0, image), np.where(matmul, 1.0, words[:, Q]))
+        sizes = []
+        for columns, width in across:
+            for rows, height in down:
+                window = [
+                    (size - 1.0) * nests.stride[:, axis]
+                    + (words[:, tap] - 1.0) * nests.dilation[:, axis]
+                    + 1.0
+                    for axis, (size, tap) in enumerate(((width, R), (height, S)))
+                ]
+                sizes.append(
+                    Tile(
+                        columns * rows * repeats,
+                        taps * deep * wide * height,
+                        width,
+                        height,
+                        window[0] * window[1] * deep,
+                        taps * channels * wide,
+                        width * height * wide,
+                    )
+                )
+        return cls(
+            matmul,
+            side,
+            tuple(sizes),
+            words,
+            taps * channels * (np.minimum(extents[:, K] / PAGE, 1.0) == 1.0),
+            (sizes[0].inputs + sizes[0].weights) * side / hardware.scratchpad,
+            sizes[0].outputs * side / hardware.accumulator,
+        )
+
+    def take(self, rows: np.ndarray) -> Calls:
+        sizes = tuple(Tile(*(column[rows] for column in size)) for size in self.sizes)
+        columns = (self.words, self.pages, self.scratchpad, self.accumulator)
+        return Calls(self.matmul[rows], self.side[rows], sizes, *(column[rows] for column in columns))
+
+    def parts(self, size: Tile, constants: Constants) -> tuple[np.ndarray, np.ndarray]:
+        """Cycles of one call for computing, and for transfers."""
+        whole = np.floor(size.width / self.side)
+        rest = size.width - whole * self.side
+        run = whole * self.side + np.where(rest > 0, np.maximum(rest, constants.least_run * self.side), 0.0)
+        transfer = (
+            constants.input_row * size.inputs
+            + constants.weight_row * size.weights
+            + constants.output_row * size.outputs
+            + constants.page_miss * self.pages
+        )
+        return size.runs * run, transfer
+
+    def _of_one_kind(self, constants: Constants) -> np.ndarray:
+        total = np.zeros(len(self.side))
+        for index, size in enumerate(self.sizes):
+            compute, transfer = self.parts(size, constants)
+            longest = np.maximum(np.maximum(compute, transfer), constants.issue)
+            total += size.calls * (longest + constants.between)
+            if index == 0:
+                total += np.minimum(compute, transfer)
+        return total
+
+    def cycles(self, fitted: Fitted) -> np.ndarray:
+        """[rows]"""
+        return np.where(self.matmul, self._of_one_kind(fitted.matmul), self._of_one_kind(fitted.convolution))
+
+
+def _parts(extent: np.ndarray, tile: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+    """(how many, how large): whole tiles along an axis, and what is left at its end."""
+    whole = np.floor(extent / tile)
+    rest = extent - whole * tile
+    return (whole, np.asarray(tile)), ((rest > 0).astype(float), np.maximum(rest, 1.0))
+
+
+def fit(calls: Calls, measured: np.ndarray) -> Fitted:
+    """The constants with the least mean error of logarithms. A kind of layer without rows keeps its constants."""
+    found = []
+    for kind, first in ((~calls.matmul, _CONVOLUTION), (calls.matmul, _MATMUL)):
+        if not kind.any():
+            found.append(first)
+            continue
+        rows, logs = calls.take(kind), np.log(measured[kind])
+
+        def loss(point: np.ndarray, rows: Calls = rows, logs: np.ndarray = logs) -> float:
+            cycles = rows._of_one_kind(Constants(*np.exp(point)))
+            return float(np.minimum(np.abs(np.log(cycles) - logs), _CAP).mean())
+
+        found.append(Constants(*np.exp(_pattern_search(loss, np.log(np.array(first)))).tolist()))
+    return Fitted(*found)
+
+
+def _pattern_search(loss: Callable[[np.ndarray], float], point: np.ndarray) -> np.ndarray:
+    """A minimum near a point: one coordinate at a time, with steps that grow where they help."""
+    best, steps = loss(point), np.full(len(point), 0.3)
+    for _ in range(60):
+        for axis in range(len(point)):
+            for sign in (1.0, -1.0):
+                moved = point.copy()
+                moved[axis] += sign * steps[axis]
+                value = loss(moved)
+                if value < best - 1e-7:
+                    point, best = moved, value
+                    steps[axis] *= 1.3
+                    break
+            else:
+                steps[axis] *= 0.5
+        if steps.max() < 0.01:
+            break
+    return point

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 
 from tilewright.hw.gemmini import GemminiMachine
 from tilewright.hw.gemmini_timing import GemminiTiming
-from tilewright.runtime.gemmini.isa import ACCUMULATOR, FULL, MVINS, NONE, ROW_MASK, Instruction, make, verify
+from tilewright.runtime.gemmini.isa import ACCUMULATOR, FULL, MVINS, NONE, ROW_MASK, Instruction, make
 from tilewright.runtime.gemmini.unroll import decoded
+from tilewright.runtime.gemmini.verify import verify
 from tilewright.support.arith import ceil_div
 
 _LOAD, _EXECUTE, _STORE = range(3)

@@ -43,8 +43,8 @@ from tilewright.runtime.gemmini.isa import (
     Instruction,
     make,
     scale_bits,
-    verify,
 )
+from tilewright.runtime.gemmini.verify import verify
 from tilewright.support.arith import ceil_div
 
 __all__ = [

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tilewright.codegen.cache import ObjectCache
 from tilewright.codegen.gemmini.cycles import simulate
-from tilewright.codegen.gemmini.layers import Placement, layer_program
+from tilewright.codegen.gemmini.layers import Layer, Placement, Tiling, layer_program, layer_words
 from tilewright.codegen.llvm import generator as llvm
 from tilewright.codegen.llvm.workers import Workers
 from tilewright.errors import LayerFitError
+from tilewright.hw.gemmini import GemminiMachine
 from tilewright.hw.gemmini_system import GemminiSystem
+from tilewright.hw.gemmini_timing import GemminiTiming
 from tilewright.link import Linkable
 from tilewright.loops.gemmini.kernel import GemminiKernel
 from tilewright.runtime.contract import Argument
-from tilewright.runtime.gemmini.isa import Instruction, encode, text
-from tilewright.runtime.gemmini.kernel import KIND, Header, Region, packed
+from tilewright.runtime.gemmini import isa
+from tilewright.runtime.gemmini.isa import text
+from tilewright.runtime.gemmini.kernel import KIND, AcceleratorKernel, Header, Region, packed
+from tilewright.runtime.gemmini.words import decode
 from tilewright.space.implementation import Kernel
 from tilewright.support.fingerprint import fingerprint
 
@@ -42,21 +50,28 @@ def build(
 ) -> tuple[Linkable, bool]:
     if not isinstance(kernel, GemminiKernel):
         return llvm.build(kernel, machine.host, numerics, cache, workers)
-    program, header = compiled(kernel, machine)
-    words = f"gemmini: {header.instructions:,} instructions, {header.cycles:,} cycles, {kernel.decisions}"
+    name = key(kernel, machine, numerics)
+    symbol = f"tw_gemmini_{name}"
+    code = cache.get(name) if cache is not None else None
+    cached = code is not None
+    if code is None:
+        words, made = compiled(kernel, machine)
+        code = packed(made, words)
+        if cache is not None:
+            cache.put(name, code)
+    header = AcceleratorKernel(code, symbol).header
+    described = f"gemmini: {header.instructions:,} instructions, {header.cycles:,} cycles, {kernel.decisions}"
     sizes = [
         (_DTYPES[role], kernel.bytes_of(role) * (kernel.images if kernel.is_per_image(role) else 1))
         for role in kernel.roles
     ]
     sizes.append(("i32" if kernel.layer.full else "i8", kernel.result_bytes * kernel.images))
     arguments = tuple(Argument(dtype, size // (4 if dtype == "i32" else 1)) for dtype, size in sizes)
-    code = packed(header, encode(program))
-    symbol = f"tw_gemmini_{key(kernel, machine, numerics)}"
-    return Linkable(symbol, code, 1, words, (None,) * len(kernel.roles), arguments=arguments), False
+    return Linkable(symbol, code, 1, described, (None,) * len(kernel.roles), arguments=arguments), cached
 
 
-def compiled(kernel: GemminiKernel, machine: GemminiSystem) -> tuple[list[Instruction], Header]:
-    """The program of one image, and where its operands are."""
+def compiled(kernel: GemminiKernel, machine: GemminiSystem) -> tuple[np.ndarray, Header]:
+    """The words of one image's program, and where its operands are."""
     regions, at = [], _ALIGNMENT
     for role in kernel.roles:
         size = kernel.bytes_of(role)
@@ -68,8 +83,8 @@ def compiled(kernel: GemminiKernel, machine: GemminiSystem) -> tuple[list[Instru
         raise LayerFitError(f"{kernel.name}: {size} bytes of operands are more than {_MAX_DRAM}")
     starts = {role: region.start for role, region in zip(kernel.roles, regions, strict=True)}
     accelerator = machine.accelerator
-    program = layer_program(kernel.layer, kernel.tiling, accelerator, Placement(results=at, **starts))
-    cycles = simulate(program, accelerator, machine.timing)
+    words = layer_words(kernel.layer, kernel.tiling, accelerator, Placement(results=at, **starts))
+    cycles = _cycles(_timed(kernel.layer), kernel.tiling, accelerator, machine.timing)
     header = Header(
         dim=accelerator.dim,
         scratchpad_rows=accelerator.scratchpad_rows,
@@ -78,22 +93,45 @@ def compiled(kernel: GemminiKernel, machine: GemminiSystem) -> tuple[list[Instru
         images=kernel.images,
         arguments=tuple(regions),
         result=result,
-        instructions=len(program) * kernel.images,
-        cycles=cycles.total * kernel.images,
+        instructions=len(words) * kernel.images,
+        cycles=cycles * kernel.images,
     )
-    return program, header
+    return words, header
+
+
+def _timed(layer: Layer) -> Layer:
+    """The layer that stands for all that take as long: scales and ReLU cost nothing."""
+    residual = None if layer.residual is None else 1.0
+    return replace(layer, scale=1.0, relu=False, residual=residual)
+
+
+@lru_cache(maxsize=1024)
+def _cycles(layer: Layer, tiling: Tiling, machine: GemminiMachine, timing: GemminiTiming) -> int:
+    """Of one image. Addresses do not matter, as long as they are not 0."""
+    at = Placement(data=64, weights=64, results=64, bias=64, residual=64)
+    return simulate(layer_program(layer, tiling, machine, at), machine, timing).total
 
 
 def source(kernel: Kernel, machine: GemminiSystem, numerics: str) -> str:
     if not isinstance(kernel, GemminiKernel):
         return llvm.source(kernel, machine.host, numerics)
-    return text(compiled(kernel, machine)[0])
+    return text(decode(compiled(kernel, machine)[0]))
 
 
 def key(kernel: Kernel, machine: GemminiSystem, numerics: str) -> str:
     if not isinstance(kernel, GemminiKernel):
         return llvm.key(kernel, machine.host, numerics)
-    return fingerprint(repr(kernel), repr(machine.accelerator), repr(machine.timing))
+    return fingerprint(_generator_version(), repr(kernel), repr(machine.accelerator), repr(machine.timing))
+
+
+@lru_cache(maxsize=1)
+def _generator_version() -> str:
+    """A digest of all that decides what a kernel's program is."""
+    digest = hashlib.sha256()
+    for room in (Path(__file__).parent, Path(isa.__file__).parent):
+        for path in sorted(room.glob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def toolchain(machine: GemminiSystem) -> str:

@@ -167,7 +167,10 @@ class _Program:
                 for at, group in enumerate(groups):
                     data = step % tiling.buffers * self.data_rows
                     weights = self.first_weights + step % tiling.buffers * self.weight_rows
-                    loads = [self._load_data(rows, cols, group, data), self._load_weights(group, out, weights)]
+                    loads = [
+                        self._load_data(rows, cols, group, data),
+                        self._load_weights(group, out, weights),
+                    ]
                     if at == 0:
                         loads = [*self._load_start(rows, cols, out, acc), *loads]
                     sizes = (rows.count, cols.count, cols.data_count)

@@ -32,6 +32,25 @@ def default_tiling(layer: Layer, machine: GemminiMachine) -> Tiling:
     return found.at(int(np.argmin(_cycles(layer, found, machine))))
 
 
+@lru_cache(maxsize=1024)
+def loop_tiling(layer: Layer, machine: GemminiMachine) -> Tiling | None:
+    """For `loop_ws`: all of K at once, and the least bytes from DRAM for that; None where nothing fits."""
+    dim, pixels = machine.dim, layer.rows * layer.cols
+    blocks, out_all = ceil_div(layer.in_channels, dim), ceil_div(layer.out_channels, dim)
+    best: tuple[int, Tiling] | None = None
+    for rows in _cuts(ceil_div(pixels, dim)):
+        for out_blocks in _cuts(out_all):
+            tile = dim * (rows + out_blocks)
+            if blocks * tile > machine.scratchpad_rows or rows * dim * out_blocks > machine.accumulator_rows:
+                continue
+            data = pixels * layer.in_channels * ceil_div(out_all, out_blocks)
+            weights = layer.in_channels * layer.out_channels * ceil_div(pixels, rows * dim)
+            loaded = data + weights + tile * layer.in_channels  # the first tile is waited for
+            if best is None or loaded < best[0]:
+                best = loaded, Tiling(1, rows * dim, blocks, out_blocks, 1)
+    return None if best is None else best[1]
+
+
 def estimated_cycles(layer: Layer, tiling: Tiling, machine: GemminiMachine) -> float:
     """Array and bus overlap where there are two buffers, and follow each other where there is one."""
     return float(_cycles(layer, _Tilings.one(layer, tiling), machine)[0])
@@ -124,7 +143,8 @@ def _cycles(layer: Layer, tilings: _Tilings, machine: GemminiMachine) -> np.ndar
     steps = tiles * out_tiles * groups
     array, on_bus = np.maximum(compute, issue), moved / bus
     both = np.maximum(array, on_bus) + on_bus / steps + 4 * steps
-    return np.where(tilings.buffers == 2, both, array + on_bus + 100 * steps)
+    found: np.ndarray = np.where(tilings.buffers == 2, both, array + on_bus + 100 * steps)
+    return found
 
 
 def _parts(extent: np.ndarray | int, size: np.ndarray | int) -> np.ndarray:

@@ -1,7 +1,8 @@
 """Gemmini's programs and what runs them: instructions, and a simulator that computes what the machine computes.
 
-`isa.py` has the instructions as data, `words.py` programs as arrays of words, `verify.py` the rules; `functional.py` runs a program in NumPy, bit for bit. Both are part of the
-runtime because a saved model needs them; timing and RTL are in `codegen/gemmini/`.
+`isa.py` has the instructions as data, `words.py` programs as arrays of words, `verify.py` what a machine can execute;
+`functional.py` runs a program in NumPy, bit for bit. They are part of the runtime because a saved model needs them;
+timing and RTL are in `codegen/gemmini/`.
 """
 
 from tilewright.runtime.gemmini.functional import Functional

@@ -46,6 +46,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     result: Region
     instructions: int  # of all images; cycles too, as the cycle-level simulator counts them
     cycles: int
+    decisions: str = ""  # tiles and buffers, for people
 
 
 def packed(header: Header, words: np.ndarray) -> bytes:

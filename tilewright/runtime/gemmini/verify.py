@@ -218,9 +218,7 @@ class _Verification:
                 rows != expected,
                 lambda n: f"the preload before it expects {expected[n]} rows, got {rows[n]}",
             )
-        self._refuse(
-            at, found["d"] != NONE, "d must be NONE: a bias is loaded into the accumulator"
-        )
+        self._refuse(at, found["d"] != NONE, "d must be NONE: a bias is loaded into the accumulator")
         strides, config = table.positions("config_ex"), table.fields("config_ex")["a_stride"]
         of = self._last(strides, at)
         stride = np.where(of >= 0, config[of], 1) if strides.size else np.ones_like(rows)

@@ -20,6 +20,7 @@ from tilewright.codegen.gemmini.layers import (
     layer_words,
     matmul_loops,
 )
+from tilewright.codegen.gemmini.tiles.call import call_code
 from tilewright.codegen.llvm import generator as llvm
 from tilewright.codegen.llvm.workers import Workers
 from tilewright.errors import LayerFitError
@@ -27,6 +28,7 @@ from tilewright.hw.gemmini import GemminiMachine
 from tilewright.hw.gemmini_system import GemminiSystem
 from tilewright.hw.gemmini_timing import GemminiTiming
 from tilewright.link import Linkable
+from tilewright.loops import passes
 from tilewright.loops.gemmini.kernel import GemminiKernel
 from tilewright.loops.gemmini.tiling import loop_tiling
 from tilewright.runtime.contract import Argument
@@ -35,6 +37,7 @@ from tilewright.runtime.gemmini.isa import encode, text
 from tilewright.runtime.gemmini.kernel import KIND, AcceleratorKernel, Header, Region, packed
 from tilewright.runtime.gemmini.words import decode
 from tilewright.space.implementation import Kernel
+from tilewright.space.tile_operator import TileCall
 from tilewright.support.fingerprint import fingerprint
 
 KEEPS_TRIALS = False
@@ -56,19 +59,23 @@ def build(
     cache: ObjectCache | None,
     workers: Workers | None = None,
 ) -> tuple[Linkable, bool]:
-    if not isinstance(kernel, GemminiKernel):
+    if not isinstance(kernel, GemminiKernel | TileCall):
         return llvm.build(kernel, machine.host, numerics, cache, workers)
     name = key(kernel, machine, numerics)
     symbol = f"tw_gemmini_{name}"
     code = cache.get(name) if cache is not None else None
     cached = code is not None
     if code is None:
-        words, made = compiled(kernel, machine)
-        code = packed(made, words)
+        code = _code(kernel, machine)
+        if code is None:
+            return llvm.build(kernel, machine.host, numerics, cache, workers)
         if cache is not None:
             cache.put(name, code)
     header = AcceleratorKernel(code, symbol).header
     described = f"gemmini: {header.instructions:,} instructions, {header.cycles:,} cycles, {header.decisions}"
+    if isinstance(kernel, TileCall):
+        specs = tuple(Argument(dtype.short, size) for dtype, size in kernel.specs)
+        return Linkable(symbol, code, 1, described, (None,) * (len(specs) - 1), arguments=specs), cached
     sizes = [
         (_DTYPES[role], kernel.bytes_of(role) * (kernel.images if kernel.is_per_image(role) else 1))
         for role in kernel.roles
@@ -76,6 +83,13 @@ def build(
     sizes.append(("i32" if kernel.layer.full else "i8", kernel.result_bytes * kernel.images))
     arguments = tuple(Argument(dtype, size // (4 if dtype == "i32" else 1)) for dtype, size in sizes)
     return Linkable(symbol, code, 1, described, (None,) * len(kernel.roles), arguments=arguments), cached
+
+
+def _code(kernel: GemminiKernel | TileCall, machine: GemminiSystem) -> bytes | None:
+    if isinstance(kernel, TileCall):
+        return call_code(kernel, machine.accelerator)
+    words, header = compiled(kernel, machine)
+    return packed(header, words)
 
 
 def compiled(kernel: GemminiKernel, machine: GemminiSystem) -> tuple[np.ndarray, Header]:
@@ -151,17 +165,18 @@ def source(kernel: Kernel, machine: GemminiSystem, numerics: str) -> str:
 
 
 def key(kernel: Kernel, machine: GemminiSystem, numerics: str) -> str:
-    if not isinstance(kernel, GemminiKernel):
+    if not isinstance(kernel, GemminiKernel | TileCall):
         return llvm.key(kernel, machine.host, numerics)
-    return fingerprint(_generator_version(), repr(kernel), repr(machine.accelerator), repr(machine.timing))
+    text = repr(kernel) if isinstance(kernel, GemminiKernel) else str(kernel)
+    return fingerprint(_generator_version(), text, repr(machine.accelerator), repr(machine.timing))
 
 
 @lru_cache(maxsize=1)
 def _generator_version() -> str:
     """A digest of all that decides what a kernel's program is."""
     digest = hashlib.sha256()
-    for room in (Path(__file__).parent, Path(isa.__file__).parent):
-        for path in sorted(room.glob("*.py")):
+    for room in (Path(__file__).parent, Path(isa.__file__).parent, Path(passes.__file__).parent):
+        for path in sorted(room.rglob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.codegen.gemmini.cycles import Cycles, simulate
-from tilewright.codegen.gemmini.tiles.lower import Loops, lower
+from tilewright.codegen.gemmini.tiles.lower import Loops, lower, refuse
 from tilewright.codegen.gemmini.tiles.select import Selected, placed, select
 from tilewright.errors import KernelArgumentError, OptionError, PipelineError
 from tilewright.hw.gemmini import SCRATCHPAD, GemminiMachine
@@ -71,13 +71,25 @@ def compiled(
     scalars: Mapping[str, bool | int | float],
     machine: GemminiMachine,
     stages: int | None = None,
+    sizes: Mapping[str, int] | None = None,
 ) -> Compiled:
-    """Raise AcceleratorMatchError, with the user's line, for what the accelerator cannot run."""
+    """Raise AcceleratorMatchError, with the user's line, for what the accelerator cannot run. `sizes`: bytes of each
+    tensor, which are all in DRAM then."""
     loops = lower(program, grid, scalars)
     pipelined, used, reason = _pipelined(loops, machine, stages)
     found = select(loops, pipelined, machine)
     regions, at = {}, _ALIGNMENT
-    for name, (low, high) in found.spans.items():
+    if sizes is not None:
+        spans = {name: (0, size) for name, size in sizes.items()}
+        for name, (low, high) in found.spans.items():
+            if low < 0 or high > sizes[name]:
+                refuse(
+                    f"bytes {low} to {high} of `{name}` are accessed, which has {sizes[name]}",
+                    loops.where.get(name),
+                )
+    else:
+        spans = found.spans
+    for name, (low, high) in spans.items():
         regions[name] = (at, low, high)
         at += -(-(high - low) // _ALIGNMENT) * _ALIGNMENT
     instructions = _linked(found, regions)

@@ -75,17 +75,17 @@ def match(task: Task, machine: GemminiMachine) -> Match | None:
 def is_instruction(anchor: Node, dim: int) -> bool:
     """Whether the array's instruction computes such an operator: its first operand walks as A, its second as B."""
     output = _plain(anchor)
-    graph = Graph((output.inputs[0], output.inputs[1]), (output,))
-    key = str(graph), dim
+    task = Task(Graph((output.inputs[0], output.inputs[1]), (output,)))
+    key = task.key, dim
     if key not in _answers:
         if len(_answers) >= _MAX_ANSWERS:
             _answers.clear()
-        _answers[key] = _is_instruction(graph, dim)
+        _answers[key] = _is_instruction(task, dim)
     return _answers[key]
 
 
-def _is_instruction(graph: Graph, dim: int) -> bool:
-    formula = normal_form(Task(graph), "strict")
+def _is_instruction(task: Task, dim: int) -> bool:
+    formula = normal_form(task, "strict")
     found = None if formula is None else contraction_of(formula, [DType.I8], DType.I32)
     if found is None:
         return False

@@ -16,7 +16,6 @@ from tilewright.codegen.gemmini.layers import (
     Layer,
     Placement,
     Tiling,
-    layer_program,
     layer_words,
     matmul_loops,
 )
@@ -149,7 +148,7 @@ def _form(layer: Layer, tiling: Tiling, machine: GemminiMachine, timing: Gemmini
     """Convolutions by `loop_conv_ws` are not tried: nothing is loaded ahead of a loop, and they were measured to take
     24% to 55% longer. Addresses do not matter to the cycles, as long as they are not 0."""
     at = Placement(data=64, weights=64, results=64, bias=64, residual=64)
-    cycles = simulate(layer_program(layer, tiling, machine, at), machine, timing).total
+    cycles = simulate(layer_words(layer, tiling, machine, at), machine, timing).total
     plain = layer.pointwise and layer.stride == 1 and layer.pooling is None and layer.residual is None
     loops = loop_tiling(layer, machine) if plain else None
     if loops is None:

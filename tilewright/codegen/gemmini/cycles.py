@@ -126,8 +126,8 @@ def _computes(table: Table, bank: int, made: list[_Op | str | None]) -> None:
     loaded, weights = table.positions("preload"), table.fields("preload")
     own = weights["b"] != NONE
     b, rows = weights["b"][own], weights["rows"][own]
-    columns = (loaded[own], b, b + rows, b // bank, (b + rows - 1) // bank)
-    for at, first, last, low, high in zip(*(column.tolist() for column in columns), strict=True):
+    preloads = (loaded[own], b, b + rows, b // bank, (b + rows - 1) // bank)
+    for at, first, last, low, high in zip(*(column.tolist() for column in preloads), strict=True):
         made[at] = op = _Op(_EXECUTE, (first, last), _NOTHING)
         op.preload = True
         op.bank = (low, high)

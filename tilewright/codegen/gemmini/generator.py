@@ -104,12 +104,12 @@ def compiled(kernel: GemminiKernel, machine: GemminiSystem) -> tuple[np.ndarray,
         raise LayerFitError(f"{kernel.name}: {size} bytes of operands are more than {_MAX_DRAM}")
     starts = {role: region.start for role, region in zip(kernel.roles, regions, strict=True)}
     accelerator = machine.accelerator
-    place = Placement(results=at, **starts)
+    locations = Placement(results=at, **starts)
     found = _form(_timed(kernel.layer), kernel.tiling, accelerator, machine.timing)
     if found.loops is None:
-        words = layer_words(kernel.layer, kernel.tiling, accelerator, place)
+        words = layer_words(kernel.layer, kernel.tiling, accelerator, locations)
     else:
-        words = encode(matmul_loops(kernel.layer, found.loops, accelerator, place))
+        words = encode(matmul_loops(kernel.layer, found.loops, accelerator, locations))
     header = Header(
         dim=accelerator.dim,
         scratchpad_rows=accelerator.scratchpad_rows,

@@ -478,7 +478,7 @@ class _Lowering:
         for before, after, name in zip(entering, node.body.yields, node.results, strict=True):
             found = inner._value(after, node.where)
             by = [simplify(new - old) for new, old in zip(_numbers(found), _numbers(before), strict=True)]
-            same = _count(found) == _count(before) and _place(found) == _place(before)
+            same = _count(found) == _count(before) and _fixed_parts(found) == _fixed_parts(before)
             if not same or not all(isinstance(each, te.Const) for each in by):
                 refuse(
                     f"`{name.name}` changes from one iteration to the next by more than a fixed step",
@@ -562,7 +562,7 @@ def _numbers(value: Lowered) -> list[te.Expr]:
     return [value.at(tuple(te.Var(f"at.{axis}", size) for axis, size in enumerate(value.shape)))]
 
 
-def _place(value: Lowered) -> Any:
+def _fixed_parts(value: Lowered) -> Any:
     if isinstance(value, BlockPointer):
         return value.buffer, value.block, value.shape, value.strides
     return type(value), value.shape, value.buffer

@@ -344,8 +344,8 @@ def _spread(computes: np.ndarray, loads: np.ndarray) -> np.ndarray:
     # Before each preload so many loads have been issued; a load goes before the first preload that wants it.
     wanted = -(-(preloads + 1) * len(loads) // len(computes))
     before = np.searchsorted(wanted, np.arange(len(loads)), side="right")
-    places = np.append(preloads, len(computes))[before]
-    order = np.argsort(np.concatenate([2 * np.arange(len(computes)) + 1, 2 * places]), kind="stable")
+    positions = np.append(preloads, len(computes))[before]
+    order = np.argsort(np.concatenate([2 * np.arange(len(computes)) + 1, 2 * positions]), kind="stable")
     return np.concatenate([computes, loads])[order]
 
 

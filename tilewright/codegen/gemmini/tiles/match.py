@@ -75,7 +75,7 @@ def operands_of(stmt: Store, axes: Sequence[te.Var], tiles: Mapping[str, tuple[i
             ):
                 return found
     return (
-        "the accelerator multiplies rows of the first operand by columns of the second as they lie in memory, and one"
+        "the accelerator multiplies rows of the first operand by columns of the second in memory order, and one"
         " of these is transposed: store that tensor transposed"
     )
 

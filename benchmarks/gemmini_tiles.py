@@ -72,13 +72,11 @@ def main() -> int:
             x, w = (rng.integers(-128, 128, shape).astype(np.int8) for shape in ((m, k), (k, n)))
             bias = rng.integers(-(2**16), 2**16, n).astype(np.int32)
             expected, out = np.zeros((m, n), np.int8), np.zeros((m, n), np.int8)
-            grid, blocks = (-(-m // bm), -(-n // bn)), {"BM": bm, "BN": bn, "BK": bk}
-            arguments = (m, n, k, 0.002)
-            layer.interpret[grid](x, w, bias, expected, *arguments, **blocks)
-            layer[grid](x, w, bias, out, *arguments, **blocks, options={"target": "gemmini"})
-            one, two = (
-                launch(layer, grid, x, w, bias, out, *arguments, **blocks, stages=stages) for stages in (1, 2)
-            )
+            grid = -(-m // bm), -(-n // bn)
+            arguments = (m, n, k, 0.002, bm, bn, bk)
+            layer.interpret[grid](x, w, bias, expected, *arguments)
+            layer[grid](x, w, bias, out, *arguments, options={"target": "gemmini"})
+            one, two = (launch(layer, grid, x, w, bias, out, *arguments, stages=stages) for stages in (1, 2))
             same = "equal" if np.array_equal(out, expected) else "DIFFERENT"
             row = (
                 f"| {m}, {n}, {k} | {bm}, {bn}, {bk} | {len(two.program):,} | {one.cycles.total:,} |"

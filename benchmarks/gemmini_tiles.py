@@ -31,13 +31,13 @@ DRAM_BYTES = 1 << 18
 
 
 @tilewright.kernel
-def layer(x, w, bias, out, M, N, K, scale, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+def layer(x, w, bias, out, M, N, K, scale, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # type: ignore
     row, col = tl.program_id(0) * BM, tl.program_id(1) * BN
     left = tl.make_block_ptr(x, (M, K), (K, 1), (row, 0), (BM, BK), (1, 0))
     right = tl.make_block_ptr(w, (K, N), (N, 1), (0, col), (BK, BN), (1, 0))
     start = tl.make_block_ptr(bias, (M, N), (0, 1), (row, col), (BM, BN), (1, 0))
     sums = tl.load(start, boundary_check=(0, 1))
-    for _ in range(0, K, BK):
+    for _ in range(0, K, BK):  # type: ignore
         a = tl.load(left, boundary_check=(0, 1))
         b = tl.load(right, boundary_check=(0, 1))
         sums = tl.dot(a, b, sums)

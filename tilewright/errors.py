@@ -414,6 +414,12 @@ class KernelArgumentError(KernelError):
     remedy = "give the grid in brackets, and a NumPy array, a CPU tensor or a number for each parameter"
 
 
+class AcceleratorMatchError(KernelError):
+    """A part of a tile kernel that no instruction of the accelerator computes, or that its memories cannot hold."""
+
+    remedy = "run the kernel on the processor, without the option target"
+
+
 class SharedMemoryError(KernelError):
     """The tiles of a kernel need more shared memory than a block of threads may have."""
 

@@ -10,12 +10,16 @@ import pytest
 import torch
 
 import tilewright
+from tilewright.codegen.gemmini import generator
+from tilewright.codegen.gemmini.cycles import simulate
+from tilewright.codegen.gemmini.layers import Placement, layer_program, matmul
 from tilewright.dtypes import DType
 from tilewright.errors import CodegenError, HardwareRangeError, OptionError
 from tilewright.frontend import ImportedModel
 from tilewright.graph.ir import Graph, Node, TensorType, constant, input_node
 from tilewright.graph.op import apply
 from tilewright.hw.gemmini import GemminiMachine
+from tilewright.loops.gemmini.tiling import default_tiling
 from tilewright.runtime.gemmini.executor import GemminiModel
 from tilewright.runtime.gemmini.kernel import AcceleratorKernel
 from tilewright.runtime.model import CompiledModel
@@ -215,3 +219,30 @@ def test_code_that_is_no_program(broken: Callable[[bytes], bytes]) -> None:
     (kernel,) = model.executor.accelerated.values()
     with pytest.raises(CodegenError):
         AcceleratorKernel(broken(kernel.code), "kernel").check()
+
+
+# -- forms and the cache ----------------------------------------------------------------------------------------------
+
+
+def test_a_matmul_is_loop_instructions_where_they_take_no_longer() -> None:
+    rng = np.random.default_rng(3)
+    made = apply("matmul", tensor(0, 64, 64), tensor(1, 64, 64))
+    found = check(imported(made), bytes_of(rng, 64, 64), bytes_of(rng, 64, 64), target="gemmini")
+    (kernel,) = found.executor.accelerated.values()
+    assert [each.name for each in kernel.program][-2:] == ["loop_ws", "fence"]
+    assert kernel.header.instructions == len(kernel.program) < 40
+    layer, machine = matmul(64, 64, 64, full=True), GemminiMachine()
+    place = Placement(data=64, weights=64, results=64)
+    plain = simulate(layer_program(layer, default_tiling(layer, machine), machine, place), machine)
+    assert kernel.header.cycles <= plain.total
+    assert "loop_ws of tiles 64x64" in found.plan.tasks[found.plan.steps[0].task].program
+
+
+def test_a_program_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second compilation takes it from the cache on disk."""
+    made = imported(apply("matmul", tensor(0, 6, 11), tensor(1, 11, 7)))
+    first = tilewright.compile(made, target=SMALL)
+    monkeypatch.setattr(generator, "compiled", None)  # what makes programs
+    second = tilewright.compile(made, target=SMALL)
+    kernels = [next(iter(model.executor.accelerated.values())).code for model in (first, second)]
+    assert kernels[0] == kernels[1]

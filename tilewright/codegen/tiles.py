@@ -12,6 +12,7 @@ from tilewright.tile.executors import TileExecutor, register_executor
 _SLICES = {
     "cpu": "tilewright.codegen.llvm.tiles.executor",
     "cuda": "tilewright.codegen.cuda.tiles.executor",
+    "gemmini": "tilewright.codegen.gemmini.tiles.executor",
 }
 
 

@@ -116,13 +116,13 @@ def counted(
     if terms is not None:
         return terms, False
     program = applied.program(config)
+    if isinstance(machine, GemminiSystem):
+        machine = machine.host
     if isinstance(program, TileCall):
         counts = count_tiles(program.program, program.scalars, program.grid, program.tensor_bytes)
         return tile_terms(counts, machine, {}), False
     if isinstance(program, Implementation):
         program = program.program
-    if isinstance(machine, GemminiSystem):
-        machine = machine.host
     if not isinstance(program, Program) or not isinstance(machine, CpuMachine):
         raise SpaceError(
             f"{applied.space.template!r} counts no terms, and only programs for processors are counted"

@@ -3,7 +3,8 @@
     kernel[grid](...)  ->  TileProgram + Facts  ->  executor_for(kind).compile(...)  ->  launchable(grid, values)
 
 - The **kind** of a launch is where its tensors are: "cpu" for NumPy arrays and PyTorch tensors on the CPU, else
-  PyTorch's name of the device's type. All tensors of a launch are of one kind.
+  PyTorch's name of the device's type. All tensors of a launch are of one kind. An accelerator beside the processor is
+  named by the option `target` instead.
 - An **executor** compiles programs for one kind. It sees each combination of program, facts and options once: `Kernel`
   keeps what it returns, in memory. What it keeps on disk is its own business (`codegen/cache.py`).
 - `compile` returns a **launchable**, or None: the program runs in the interpreter then (a program that prints on a
@@ -18,8 +19,8 @@
 - **Options** are the caller's `options={...}` of a launch, checked by the executor: threads, warps, stages. They never
   change what a kernel computes.
 
-Nothing in `tile/` names a target. Packages above register an executor for a kind with `register_executor`; the modules
-in `_PROVIDERS` do so when they are imported, which the first launch sees to.
+But for `ACCELERATORS`, nothing in `tile/` names a target. Packages above register an executor for a kind with
+`register_executor`; the modules in `_PROVIDERS` do so when they are imported, which the first launch sees to.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from typing import Any, Protocol
 
 from tilewright.tile.ir import TileProgram
 
+ACCELERATORS = ("gemmini",)  # beside a processor, whose memory their kernels' tensors are in
 _PROVIDERS = ("tilewright.codegen.tiles",)
 
 Options = Mapping[str, Any]

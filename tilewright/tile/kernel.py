@@ -11,7 +11,7 @@ import numpy as np
 
 from tilewright.dtypes import DType
 from tilewright.errors import KernelArgumentError, KernelSyntaxError
-from tilewright.tile.executors import Facts, Launchable, are_disjoint, executor_for
+from tilewright.tile.executors import ACCELERATORS, Facts, Launchable, are_disjoint, executor_for
 from tilewright.tile.frontend.builder import is_number, literal_type
 from tilewright.tile.frontend.compiler import Compiled, compile_kernel
 from tilewright.tile.frontend.source import FunctionSource, is_current, read
@@ -51,7 +51,7 @@ def kernel(function: Callable[..., Any]) -> Kernel:
     The grid is a tuple of one to three numbers, or a function that gets all arguments by name and returns one. A
     parameter is an array (NumPy, or a PyTorch tensor on the CPU; the kernel gets a pointer), a number, or a constexpr.
     `options={...}` goes to the code generator of the device: on a CPU it takes `threads`, on an
-    NVIDIA GPU `warps` and `stages`.
+    NVIDIA GPU `warps` and `stages`. `options={"target": "gemmini"}` runs the kernel on the simulated accelerator.
 
     `debug=True` at the launch finds reads of unwritten elements (of the tensors named in `unwritten=`), races between
     program instances and failing assertions.
@@ -140,7 +140,7 @@ class Kernel:
                 )
         program = self._program(arguments)
         sizes = self._grid(grid, bound)
-        kind = self._kind(arguments)
+        kind = self._kind(arguments, {} if interpreted else options)
         self._check_writable(program, arguments)
         launchable = None if interpreted else self._launchable(program, kind, arguments, options)
         if launchable is not None:
@@ -180,13 +180,24 @@ class Kernel:
                 remedy="pass a copy of the array",
             )
 
-    def _kind(self, arguments: Arguments) -> str:
+    def _kind(self, arguments: Arguments, options: Mapping[str, Any] | None = None) -> str:
+        """Where the tensors are, or the accelerator beside the processor that `options` names."""
         if len(arguments.kinds) > 1:
             found = " and ".join(sorted(arguments.kinds))
             raise KernelArgumentError(
                 f"the tensors of {self.source.name} are on {found}", remedy="move all of them to one device"
             )
-        return next(iter(arguments.kinds), "cpu")
+        kind = next(iter(arguments.kinds), "cpu")
+        if not options or "target" not in options:
+            return kind
+        named = str(options["target"]).partition(":")[0]
+        if kind != "cpu" or named not in ACCELERATORS:
+            raise KernelArgumentError(
+                f"target must be one of {', '.join(ACCELERATORS)} and the tensors on the CPU, got"
+                f" {options['target']!r} and tensors on {kind}",
+                remedy="leave the target out: a kernel runs where its tensors are",
+            )
+        return named
 
     def _launchable(
         self, program: TileProgram, kind: str, arguments: Arguments, options: Mapping[str, Any]
@@ -216,7 +227,7 @@ class Kernel:
         bound = self._bind(args, kwargs)
         arguments = self._arguments(bound)
         program, sizes = self._program(arguments), self._grid(grid, bound)
-        launchable = self._launchable(program, self._kind(arguments), arguments, options or {})
+        launchable = self._launchable(program, self._kind(arguments, options), arguments, options or {})
         if launchable is None:
             return None
         values = arguments.values(program)
@@ -225,9 +236,10 @@ class Kernel:
     def compiled(self, *args: Any, options: Mapping[str, Any] | None = None, **kwargs: Any) -> str:
         """The code of the device that a launch with these arguments runs: assembly on a CPU."""
         arguments = self._arguments(self._bind(args, kwargs))
-        executor = executor_for(self._kind(arguments))
+        kind = self._kind(arguments, options)
+        executor = executor_for(kind)
         if executor is None:
-            raise KernelArgumentError(f"there is no code generation for {self._kind(arguments)}")
+            raise KernelArgumentError(f"there is no code generation for {kind}")
         facts = _facts(arguments, executor.wants_divisors)
         return executor.source(self._program(arguments), facts, options or {})
 

@@ -25,6 +25,7 @@ from tilewright.loops.gemmini.tiling import default_tiling
 from tilewright.runtime.gemmini import Functional, decode, encode, make, text, verify
 from tilewright.runtime.gemmini.isa import NONE, ONE, scale_bits
 from tilewright.runtime.gemmini.unroll import unrolled
+from tilewright.runtime.gemmini.words import words
 from tilewright.testing.gemmini import layer_memory, layer_results, random_layer, random_program
 
 MACHINE = GemminiMachine(dim=4, scratchpad=4096, accumulator=2048)
@@ -159,3 +160,38 @@ def test_verilator_absent(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RtlError, match="Verilator is not installed"):
         Rtl(MACHINE, tmp_path)
+
+
+# -- arrays of words --------------------------------------------------------------------------------------------------
+
+
+def test_fields_that_cannot_be_encoded() -> None:
+    with pytest.raises(InstructionError, match="mvin: rows must be from 0 to 65535, got 65536"):
+        words("mvin", rows=np.array([1, 1 << 16]))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_mutated_program_is_refused_or_runs(seed: int) -> None:
+    """What verification accepts never leaves the memories of the machine."""
+    rng = np.random.default_rng(seed)
+    program, dram = random_program(rng, SMALL)
+    encoded = encode(program)
+    refused = 0
+    for _ in range(20):
+        changed = encoded.copy()
+        at = int(rng.integers(len(changed)))
+        changed[at, 1 + int(rng.integers(2))] ^= np.uint64(1 << int(rng.integers(64)))
+        if rng.integers(2):
+            changed = np.delete(changed, int(rng.integers(len(changed))), axis=0)
+        try:
+            found = decode(changed)
+            verify(found, SMALL)
+        except InstructionError as error:
+            refused += 1
+            assert error.message.startswith("instruction ")
+            continue
+        try:
+            Functional(SMALL, dram.copy()).execute(found)
+        except InstructionError as error:
+            assert "of a DRAM of" in error.message
+    assert refused

@@ -11,13 +11,27 @@ The constants are those of `hw/gemmini_timing.py`. With them, cycles are those o
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from tilewright.hw.gemmini import GemminiMachine
 from tilewright.hw.gemmini_timing import GemminiTiming
-from tilewright.runtime.gemmini.isa import ACCUMULATOR, FULL, MVINS, NONE, ROW_MASK, Instruction, make, verify
+from tilewright.runtime.gemmini.isa import (
+    ACCUMULATOR,
+    COMPUTES,
+    FULL,
+    LOOPS,
+    MVINS,
+    NONE,
+    ROW_MASK,
+    Instruction,
+    encode,
+)
 from tilewright.runtime.gemmini.unroll import decoded
+from tilewright.runtime.gemmini.verify import verify_table
+from tilewright.runtime.gemmini.words import Table
 from tilewright.support.arith import ceil_div
 
 _LOAD, _EXECUTE, _STORE = range(3)
@@ -73,11 +87,12 @@ class Cycles:
 
 
 def simulate(
-    program: Sequence[Instruction], machine: GemminiMachine, timing: GemminiTiming | None = None
+    program: Sequence[Instruction] | np.ndarray, machine: GemminiMachine, timing: GemminiTiming | None = None
 ) -> Cycles:
-    """Raise InstructionError if the machine cannot execute the program."""
-    verify(program, machine)
-    return _Simulation(machine, timing or GemminiTiming()).run(_operations(program, machine))
+    """Of instructions or their words. Raise InstructionError if the machine cannot execute the program."""
+    table = Table(program if isinstance(program, np.ndarray) else encode(program))
+    verify_table(table, machine)
+    return _Simulation(machine, timing or GemminiTiming()).run(_operations(table, machine))
 
 
 # -- operations -------------------------------------------------------------------------------------------------------
@@ -85,72 +100,104 @@ def simulate(
 _FENCE = "fence"
 
 
-def _operations(program: Sequence[Instruction], machine: GemminiMachine) -> Iterator[_Op | str | None]:
+def _operations(table: Table, machine: GemminiMachine) -> list[_Op | str | None]:
     """What the decoder does in each cycle: an operation for a unit, a fence, or nothing that takes time."""
-    dim, bus = machine.dim, int(machine.dram_bytes_per_cycle)
+    if not table.positions(*LOOPS).size:
+        return _primitive(table, machine)
+    steps = list(decoded(table.instructions(), machine))
+    plain = Table(encode(step for step in steps if step is not None))
+    made = iter(_primitive(plain, machine))
+    return [None if step is None else next(made) for step in steps]
+
+
+def _primitive(table: Table, machine: GemminiMachine) -> list[_Op | str | None]:
+    made: list[_Op | str | None] = [None] * len(table)
+    for at in table.positions(_FENCE, "flush").tolist():
+        made[at] = _FENCE
     bank = ceil_div(machine.scratchpad_rows, machine.scratchpad_banks)
-    loads: dict[int, Instruction] = {}
-    store = make("config_st")
-    a_stride, target = 1, 0
-    for instruction in decoded(program, machine):
-        if instruction is None:
-            yield None
-            continue
-        name = instruction.name
-        if name == "compute_preloaded" or name == "compute_accumulated":
-            a, _, rows, _ = instruction.values
-            last = a + (rows - 1) * a_stride
-            row = target & ROW_MASK
-            op = _Op(_EXECUTE, (a, last + 1), (row, row + rows))
-            op.rows = rows
-            op.bank = (a // bank, last // bank)
-            yield op
-        elif name == "preload":
-            b, _, rows, target, _, _ = instruction.values
-            if b == NONE:
-                yield None
-                continue
-            op = _Op(_EXECUTE, (b, b + rows), _NOTHING)
-            op.preload = True
-            op.bank = (b // bank, (b + rows - 1) // bank)
-            yield op
-        elif name in MVINS:
-            dram, local, cols, rows = instruction.values
-            config = loads[MVINS.index(name)]
-            blocks = ceil_div(cols, dim)
-            first = local & ROW_MASK
-            held = (first, first + (blocks - 1) * config["block_stride"] + rows)
-            in_accumulator = bool(local & ACCUMULATOR)
-            op = _Op(_LOAD, _NOTHING, held) if in_accumulator else _Op(_LOAD, held, _NOTHING)
-            element = 4 if in_accumulator and not config["shrunk"] else 1
-            whole, rest = divmod(cols, dim)
-            beats = whole * ceil_div(dim * element, bus) + ceil_div(rest * element, bus)
-            op.beats = rows * (beats if dram else blocks)
-            yield op
-        elif name == "mvout":
-            _, local, cols, rows = instruction.values
-            pool = store["pool_size"]
-            first = local & ROW_MASK
-            held = (first, first + (store["rows_in"] * store["cols_in"] if pool else rows))
-            op = _Op(_STORE, _NOTHING, held) if local & ACCUMULATOR else _Op(_STORE, held, _NOTHING)
-            wide = local & ACCUMULATOR and local & FULL
-            op.beats = ceil_div(cols * (4 if wide else 1), bus)
-            if pool:
-                op.bursts, op.gather = store["rows_out"] * store["cols_out"], pool * pool
-            else:
-                op.beats *= rows
-            yield op
-        elif name in (_FENCE, "flush"):
-            a_stride = 1 if name == "flush" else a_stride
-            yield _FENCE
-        else:
-            if name == "config_ex":
-                a_stride = instruction["a_stride"]
-            elif name == "config_ld":
-                loads[instruction["slot"]] = instruction
-            elif name == "config_st":
-                store = instruction
-            yield None
+    _computes(table, bank, made)
+    for slot, name in enumerate(MVINS):
+        _loads(table, slot, name, machine, made)
+    _stores(table, machine, made)
+    return made
+
+
+def _computes(table: Table, bank: int, made: list[_Op | str | None]) -> None:
+    loaded, weights = table.positions("preload"), table.fields("preload")
+    own = weights["b"] != NONE
+    b, rows = weights["b"][own], weights["rows"][own]
+    preloads = (loaded[own], b, b + rows, b // bank, (b + rows - 1) // bank)
+    for at, first, last, low, high in zip(*(column.tolist() for column in preloads), strict=True):
+        made[at] = op = _Op(_EXECUTE, (first, last), _NOTHING)
+        op.preload = True
+        op.bank = (low, high)
+
+    at_computes = table.positions(*COMPUTES)
+    found = table.fields(COMPUTES[0], at_computes)
+    target = weights["c"][np.searchsorted(loaded, at_computes) - 1] & ROW_MASK
+    # A flush sets the stride to 1.
+    changes, strides = table.positions("config_ex", "flush"), np.ones(1, np.int64)
+    if changes.size:
+        of = np.searchsorted(table.positions("config_ex"), changes)
+        given = np.append(table.fields("config_ex")["a_stride"], 1)
+        strides = np.append(strides, np.where(table.named("flush", changes), 1, given[of]))
+    stride = strides[np.searchsorted(changes, at_computes)]
+    a, rows = found["a"], found["rows"]
+    last = a + (rows - 1) * stride
+    columns = (at_computes, a, last, target, rows, a // bank, last // bank)
+    for at, first, end, row, count, low, high in zip(*(column.tolist() for column in columns), strict=True):
+        made[at] = op = _Op(_EXECUTE, (first, end + 1), (row, row + count))
+        op.rows = count
+        op.bank = (low, high)
+
+
+def _loads(table: Table, slot: int, name: str, machine: GemminiMachine, made: list[_Op | str | None]) -> None:
+    at, found = table.positions(name), table.fields(name)
+    if not at.size:
+        return
+    dim, bus = machine.dim, int(machine.dram_bytes_per_cycle)
+    configured, config = table.positions("config_ld"), table.fields("config_ld")
+    mine = config["slot"] == slot
+    of = np.searchsorted(configured[mine], at) - 1
+    rows, cols, local = found["rows"], found["cols"], found["local"]
+    blocks, first = -(-cols // dim), local & ROW_MASK
+    last = first + (blocks - 1) * config["block_stride"][mine][of] + rows
+    inside = local & ACCUMULATOR != 0
+    element = np.where(inside & (config["shrunk"][mine][of] == 0), 4, 1)
+    whole, rest = np.divmod(cols, dim)
+    beats = whole * -(-dim * element // bus) + -(-rest * element // bus)
+    beats = rows * np.where(found["dram"] != 0, beats, blocks)
+    columns = (at, first, last, inside, beats)
+    for number, low, high, in_accumulator, count in zip(*(each.tolist() for each in columns), strict=True):
+        held = (low, high)
+        op = _Op(_LOAD, _NOTHING, held) if in_accumulator else _Op(_LOAD, held, _NOTHING)
+        op.beats = count
+        made[number] = op
+
+
+def _stores(table: Table, machine: GemminiMachine, made: list[_Op | str | None]) -> None:
+    at, found = table.positions("mvout"), table.fields("mvout")
+    if not at.size:
+        return
+    bus = int(machine.dram_bytes_per_cycle)
+    config = table.fields("config_st")
+    of = np.searchsorted(table.positions("config_st"), at) - 1
+    pool = config["pool_size"][of]
+    local, rows = found["local"], found["rows"]
+    first = local & ROW_MASK
+    last = first + np.where(pool > 0, config["rows_in"][of] * config["cols_in"][of], rows)
+    inside = local & ACCUMULATOR != 0
+    beats = -(-found["cols"] * np.where(inside & (local & FULL != 0), 4, 1) // bus)
+    beats = np.where(pool > 0, beats, beats * rows)
+    bursts = np.where(pool > 0, config["rows_out"][of] * config["cols_out"][of], 1)
+    columns = (at, first, last, inside, beats, bursts, pool * pool)
+    for number, low, high, in_accumulator, count, times, gather in zip(
+        *(each.tolist() for each in columns), strict=True
+    ):
+        held = (low, high)
+        op = _Op(_STORE, _NOTHING, held) if in_accumulator else _Op(_STORE, held, _NOTHING)
+        op.beats, op.bursts, op.gather = count, times, gather
+        made[number] = op
 
 
 # -- time -------------------------------------------------------------------------------------------------------------

@@ -17,9 +17,12 @@ a load writes zeros in the rest of a row, and only the elements that exist are s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
+
+import numpy as np
 
 from tilewright.errors import InstructionError, LayerFitError
 from tilewright.loops.gemmini.layer import (
@@ -43,8 +46,9 @@ from tilewright.runtime.gemmini.isa import (
     Instruction,
     make,
     scale_bits,
-    verify,
 )
+from tilewright.runtime.gemmini.verify import verify
+from tilewright.runtime.gemmini.words import EMPTY, decode, words
 from tilewright.support.arith import ceil_div
 
 __all__ = [
@@ -54,6 +58,7 @@ __all__ = [
     "Tiling",
     "layer_loops",
     "layer_program",
+    "layer_words",
     "matmul",
     "matmul_loops",
     "needed_rows",
@@ -113,40 +118,44 @@ class _Program:
         self.element = element
         self.results_pitch = at.results_pitch or layer.out_channels * element
         self.residual_pitch = at.residual_pitch or layer.out_channels
+        self._computes = lru_cache(self._compute)  # those of tiles of one size are the same
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
-    def instructions(self) -> Iterator[Instruction]:
+    def words(self) -> np.ndarray:
         layer = self.layer
         step_pixels = layer.stride if layer.pointwise else 1
-        yield make("config_ex", a_stride=1 if layer.pointwise else layer.stride)
         data_stride = self.data_pitch * step_pixels
-        yield make("config_ld", slot=0, stride=data_stride, scale=ONE, block_stride=self._block_stride())
-        yield make("config_ld", slot=1, stride=self.weights_pitch, scale=ONE, block_stride=self.dim)
+        parts = [
+            words("config_ex", a_stride=1 if layer.pointwise else layer.stride),
+            words("config_ld", slot=0, stride=data_stride, scale=ONE, block_stride=self._block_stride()),
+            words("config_ld", slot=1, stride=self.weights_pitch, scale=ONE, block_stride=self.dim),
+        ]
         if layer.bias:
-            yield make("config_ld", slot=2, stride=0, scale=ONE)
+            parts.append(words("config_ld", slot=2, stride=0, scale=ONE))
         if layer.pooling is None:
             scale = scale_bits(layer.scale)
-            yield make("config_st", stride=self.results_pitch, scale=scale, relu=layer.relu)
-        yield from self._pipelined()
-        yield make("fence")
+            parts.append(words("config_st", stride=self.results_pitch, scale=scale, relu=layer.relu))
+        parts += self._pipelined()
+        parts.append(words("fence"))
+        return np.concatenate(parts)
 
     def _block_stride(self) -> int:
         return self.data_rows // self.tiling.in_blocks
 
-    def _pipelined(self) -> Iterator[Instruction]:
+    def _pipelined(self) -> Iterator[np.ndarray]:
         """The loads of a step, spread over the computes of the step before it."""
-        before: list[Instruction] = []
+        before = EMPTY
         for loads, computes in self._steps():
             if self.tiling.buffers == 1:
-                yield from loads
-                yield from computes
+                yield loads
+                yield computes
                 continue
-            yield from _spread(before, loads)
+            yield _spread(before, loads)
             before = computes
-        yield from before
+        yield before
 
-    def _steps(self) -> Iterator[tuple[list[Instruction], list[Instruction]]]:
+    def _steps(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         layer, tiling = self.layer, self.tiling
         in_blocks, out_blocks = ceil_div(layer.in_channels, self.dim), ceil_div(layer.out_channels, self.dim)
         step = tile = 0
@@ -159,131 +168,144 @@ class _Program:
                     data = step % tiling.buffers * self.data_rows
                     weights = self.first_weights + step % tiling.buffers * self.weight_rows
                     loads = [
-                        *self._load_data(rows, cols, group, data),
-                        *self._load_weights(group, out, weights),
+                        self._load_data(rows, cols, group, data),
+                        self._load_weights(group, out, weights),
                     ]
                     if at == 0:
                         loads = [*self._load_start(rows, cols, out, acc), *loads]
-                    computes = list(self._compute(rows, cols, group, out, data, weights, acc, at == 0))
+                    sizes = (rows.count, cols.count, cols.data_count)
+                    computes = [self._computes(sizes, group, out, data, weights, acc, at == 0)]
                     if at == len(groups) - 1:
                         computes += self._store(rows, cols, out, acc)
-                    yield loads, computes
+                    yield np.concatenate(loads), np.concatenate(computes)
                     step += 1
                 tile += 1
 
-    def _load_data(self, rows: Span, cols: Span, group: tuple[int, int], base: int) -> Iterator[Instruction]:
+    def _load_data(self, rows: Span, cols: Span, group: tuple[int, int], base: int) -> np.ndarray:
         layer, dim = self.layer, self.dim
         step = layer.stride if layer.pointwise else 1
-        segments = [(r, c, n) for r in range(rows.data_count) for c, n in starts(cols.data_count, dim)]
-        for block, count in starts(group[1], MAX_BLOCKS):
-            channel = (group[0] + block) * dim
-            channels = min(count * dim, layer.in_channels - channel)
-            for r, c, n in segments:
-                local = base + block * self._block_stride() + r * cols.data_count + c
-                row = rows.data + r * step
-                first = cols.data + c * step
-                # The pixels of this segment that exist; a stride above 1 has no padding.
-                left = min(n, max(0, -first))
-                right = min(n, max(left, layer.width - first)) if step == 1 else n
-                if not 0 <= row < layer.height:
-                    left = right = 0
-                dram = self.at.data + (row * layer.width + first + left) * self.data_pitch + channel
-                for start, end, source in ((0, left, 0), (left, right, dram), (right, n, 0)):
-                    if end > start:
-                        yield make("mvin", dram=source, local=local + start, rows=end - start, cols=channels)
+        # Axes: blocks of channels, rows, segments of a row, and the parts of a segment: padding, pixels, padding.
+        block, count = _starts(group[1], MAX_BLOCKS, 0)
+        r = np.arange(rows.data_count)[:, None, None]
+        c, n = _starts(cols.data_count, dim, 2)
+        channel = (group[0] + block) * dim
+        channels = np.minimum(count * dim, layer.in_channels - channel)
+        row, first = rows.data + r * step, cols.data + c * step
+        # The pixels of this segment that exist; a stride above 1 has no padding.
+        left = np.minimum(n, np.maximum(0, -first))
+        right = np.minimum(n, np.maximum(left, layer.width - first)) if step == 1 else n
+        exists = (row >= 0) & (row < layer.height)
+        left, right = np.where(exists, left, 0), np.where(exists, right, 0)
+        n = np.broadcast_to(n, left.shape)
+        bounds = np.concatenate([np.zeros_like(left), left, right, n], axis=2)
+        start, length = bounds[..., :-1], np.diff(bounds, axis=2)
+        dram = self.at.data + (row * layer.width + first + left) * self.data_pitch
+        dram = dram[None] + channel[:, None, None, None]
+        zero = np.zeros_like(dram)
+        local = base + r * cols.data_count + c + start
+        local = local[None] + (block * self._block_stride())[:, None, None, None]
+        shape = local.shape
+        dram = np.concatenate([zero, dram, zero], axis=3)
+        wanted = np.broadcast_to(length > 0, shape)
+        every = np.broadcast_to(channels[:, None, None, None], shape)
+        size = np.broadcast_to(length, shape)
+        return words("mvin", dram=dram[wanted], local=local[wanted], rows=size[wanted], cols=every[wanted])
 
-    def _load_weights(self, group: tuple[int, int], out: tuple[int, int], base: int) -> Iterator[Instruction]:
+    def _load_weights(self, group: tuple[int, int], out: tuple[int, int], base: int) -> np.ndarray:
         layer, dim = self.layer, self.dim
-        for tap in range(layer.kernel[0] * layer.kernel[1]):
-            for block in range(group[1]):
-                channel = (group[0] + block) * dim
-                depth = min(dim, layer.in_channels - channel)
-                for first, count in starts(out[1], MAX_BLOCKS):
-                    start = (out[0] + first) * dim
-                    cols = min(count * dim, layer.out_channels - start)
-                    dram = self.at.weights + (tap * layer.in_channels + channel) * self.weights_pitch + start
-                    yield make(
-                        "mvin2",
-                        dram=dram,
-                        local=self._weights(base, tap, block, first),
-                        rows=depth,
-                        cols=cols,
-                    )
+        tap = np.arange(layer.kernel[0] * layer.kernel[1])[:, None, None]
+        block = np.arange(group[1])[:, None]
+        first, count = _starts(out[1], MAX_BLOCKS, 0)
+        channel, start = (group[0] + block) * dim, (out[0] + first) * dim
+        return words(
+            "mvin2",
+            dram=self.at.weights + (tap * layer.in_channels + channel) * self.weights_pitch + start,
+            local=self._weights(base, tap, block, first),
+            rows=np.minimum(dim, layer.in_channels - channel),
+            cols=np.minimum(count * dim, layer.out_channels - start),
+        )
 
-    def _weights(self, base: int, tap: int, block: int, out: int) -> int:
+    def _weights(self, base: int, tap: np.ndarray, block: np.ndarray, out: np.ndarray) -> np.ndarray:
         return base + ((tap * self.tiling.in_blocks + block) * self.tiling.out_blocks + out) * self.dim
 
-    def _load_start(self, rows: Span, cols: Span, out: tuple[int, int], acc: int) -> Iterator[Instruction]:
+    def _load_start(self, rows: Span, cols: Span, out: tuple[int, int], acc: int) -> list[np.ndarray]:
         """What sums start from."""
         layer = self.layer
+        parts = []
         if layer.bias:
-            for block, start, channels in self._out_blocks(out):
-                for pixel, n in starts(rows.count * cols.count, self.dim):
-                    local = acc + block * self.pixels + pixel
-                    yield make("mvin3", dram=self.at.bias + start * 4, local=local, rows=n, cols=channels)
+            block, start, channels = self._out_blocks(out, 1)
+            pixel, n = _starts(rows.count * cols.count, self.dim, 0)
+            local = acc + block * self.pixels + pixel
+            parts.append(words("mvin3", dram=self.at.bias + start * 4, local=local, rows=n, cols=channels))
         if layer.residual is None:
-            return
-        yield make(
-            "config_ld", slot=2, stride=self.residual_pitch, scale=scale_bits(layer.residual), shrunk=1
-        )
-        add = ACCUMULATE if layer.bias else 0
-        for block, start, channels in self._out_blocks(out):
-            for r in range(rows.count):
-                for c, n in starts(cols.count, self.dim):
-                    pixel = (rows.first + r) * layer.cols + cols.first + c
-                    local = acc + block * self.pixels + r * cols.count + c | add
-                    dram = self.at.residual + pixel * self.residual_pitch + start
-                    yield make("mvin3", dram=dram, local=local, rows=n, cols=channels)
+            return parts
+        scale = scale_bits(layer.residual)
+        parts.append(words("config_ld", slot=2, stride=self.residual_pitch, scale=scale, shrunk=1))
+        block, start, channels = self._out_blocks(out, 2)
+        r = np.arange(rows.count)[:, None]
+        c, n = _starts(cols.count, self.dim, 0)
+        pixel = (rows.first + r) * layer.cols + cols.first + c
+        local = acc + block * self.pixels + r * cols.count + c | (ACCUMULATE if layer.bias else 0)
+        dram = self.at.residual + pixel * self.residual_pitch + start
+        parts.append(words("mvin3", dram=dram, local=local, rows=n, cols=channels))
         if layer.bias:
-            yield make("config_ld", slot=2, stride=0, scale=ONE)
+            parts.append(words("config_ld", slot=2, stride=0, scale=ONE))
+        return parts
 
-    def _out_blocks(self, out: tuple[int, int]) -> Iterator[tuple[int, int, int]]:
-        """Number in the tile, first channel, channels."""
-        for block in range(out[1]):
-            start = (out[0] + block) * self.dim
-            yield block, start, min(self.dim, self.layer.out_channels - start)
+    def _out_blocks(self, out: tuple[int, int], axes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Numbers in the tile, first channels, channels, with so many axes of 1 behind them."""
+        block = np.arange(out[1]).reshape(-1, *[1] * axes)
+        start = (out[0] + block) * self.dim
+        return block, start, np.minimum(self.dim, self.layer.out_channels - start)
 
     def _compute(
         self,
-        rows: Span,
-        cols: Span,
+        sizes: tuple[int, int, int],
         group: tuple[int, int],
         out: tuple[int, int],
         data: int,
         weights: int,
         acc: int,
         first_group: bool,
-    ) -> Iterator[Instruction]:
+    ) -> np.ndarray:
         layer, dim = self.layer, self.dim
+        rows, cols, pitch = sizes
         started = layer.bias or layer.residual is not None or not first_group
+        # Axes: taps, blocks of input channels, blocks of output channels, runs of pixels.
+        tap = np.arange(layer.kernel[0] * layer.kernel[1])[:, None, None, None]
+        kr, kc = np.divmod(tap, layer.kernel[1])
+        block = np.arange(group[1])[:, None, None]
+        number, _, channels = self._out_blocks(out, 1)
         if layer.pointwise:
-            segments = [(0, at, n) for at, n in starts(rows.count * cols.count, dim)]
+            c, n = _starts(rows * cols, dim, 0)
+            r = np.zeros_like(c)
         else:
-            segments = [(r, c, n) for r in range(rows.count) for c, n in starts(cols.count, dim)]
-        taps = list(product(range(layer.kernel[0]), range(layer.kernel[1])))
-        for (tap, (kr, kc)), block in product(enumerate(taps), range(group[1])):
-            depth = min(dim, layer.in_channels - (group[0] + block) * dim)
-            for number, _, channels in self._out_blocks(out):
-                add = ACCUMULATE if started or tap or block else 0
-                b = self._weights(weights, tap, block, number)
-                for at, (r, c, n) in enumerate(segments):
-                    a = data + block * self._block_stride() + c
-                    if not layer.pointwise:
-                        a = data + block * self._block_stride() + kc + c * layer.stride
-                        a += (r * layer.stride + kr) * cols.data_count
-                    c_local = acc + number * self.pixels + r * cols.count + c | add
-                    source = NONE if at else b
-                    yield make(
-                        "preload", b=source, rows=depth, cols=channels, c=c_local, c_rows=n, c_cols=channels
-                    )
-                    name = "compute_accumulated" if at else "compute_preloaded"
-                    yield make(name, a=a, rows=n, cols=depth, d=NONE)
+            c, n = _starts(cols, dim, 0)
+            r, c = (each.ravel() for each in np.meshgrid(np.arange(rows), c, indexing="ij"))
+            n = np.tile(n, rows)
+        depth = np.minimum(dim, layer.in_channels - (group[0] + block) * dim)
+        first = np.arange(n.size) == 0
+        b = np.where(first, self._weights(weights, tap, block, number), NONE)
+        a = data + block * self._block_stride() + c
+        if not layer.pointwise:
+            a = data + block * self._block_stride() + kc + c * layer.stride + (r * layer.stride + kr) * pitch
+        add = np.where(started | (tap > 0) | (block > 0), ACCUMULATE, 0)
+        c_local = acc + number * self.pixels + r * cols + c | add
+        preloads = words("preload", b=b, rows=depth, cols=channels, c=c_local, c_rows=n, c_cols=channels)
+        fields = {"a": a, "rows": n, "cols": depth, "d": np.full(b.shape, NONE)}
+        computes = words("compute_accumulated", **fields)
+        further = np.broadcast_to(first, b.shape).ravel()
+        computes[further, 0] = words("compute_preloaded")[0, 0]
+        return np.stack([preloads, computes], axis=1).reshape(-1, 3)
 
-    def _store(self, rows: Span, cols: Span, out: tuple[int, int], acc: int) -> Iterator[Instruction]:
+    def _store(self, rows: Span, cols: Span, out: tuple[int, int], acc: int) -> list[np.ndarray]:
         layer, dim = self.layer, self.dim
         width = layer.stored[1]
+        block, start, channels = self._out_blocks(out, 2)
+        local = acc + block * self.pixels | (FULL if layer.full else 0)
+        to = self.at.results + (rows.out * width + cols.out) * self.results_pitch + start * self.element
         if layer.pooling:
-            yield make(
+            config = words(
                 "config_st",
                 stride=self.results_pitch,
                 scale=scale_bits(layer.scale),
@@ -298,35 +320,43 @@ class _Program:
                 rows_out=rows.out_count,
                 cols_out=cols.out_count,
             )
-        for block, start, channels in self._out_blocks(out):
-            local = acc + block * self.pixels | (FULL if layer.full else 0)
-            to = self.at.results + (rows.out * width + cols.out) * self.results_pitch + start * self.element
-            if layer.pooling:
-                yield make("mvout", dram=to, local=local, rows=1, cols=channels)
-                continue
-            whole = cols.count == width  # rows lie behind each other in DRAM
-            lines = [(0, rows.count * cols.count)] if whole else [(r, cols.count) for r in range(rows.count)]
-            for r, length in lines:
-                for c, n in starts(length, dim):
-                    dram = to + (r * width + c) * self.results_pitch
-                    yield make("mvout", dram=dram, local=local + r * cols.count + c, rows=n, cols=channels)
+            return [config, words("mvout", dram=to, local=local, rows=1, cols=channels)]
+        if cols.count == width:  # rows lie behind each other in DRAM
+            r, (c, n) = np.zeros((1, 1), np.int64), _starts(rows.count * cols.count, dim, 0)
+        else:
+            r, (c, n) = np.arange(rows.count)[:, None], _starts(cols.count, dim, 0)
+        dram = to + (r * width + c) * self.results_pitch
+        return [words("mvout", dram=dram, local=local + r * cols.count + c, rows=n, cols=channels)]
 
 
-def _spread(computes: Sequence[Instruction], loads: Sequence[Instruction]) -> Iterator[Instruction]:
+def _starts(extent: int, tile: int, axes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where each tile of an axis begins and how long it is, with one axis of 1 behind where `axes` is 2."""
+    first = np.arange(0, extent, tile)
+    length = np.minimum(tile, extent - first)
+    return (first[:, None], length[:, None]) if axes else (first, length)
+
+
+def _spread(computes: np.ndarray, loads: np.ndarray) -> np.ndarray:
     """Loads among computes, evenly; a preload stays with its compute."""
-    taken = 0
-    for at, instruction in enumerate(computes):
-        if instruction.name == "preload":
-            wanted = ceil_div((at + 1) * len(loads), len(computes))
-            yield from loads[taken:wanted]
-            taken = max(taken, wanted)
-        yield instruction
-    yield from loads[taken:]
+    if not len(computes) or not len(loads):
+        return np.concatenate([computes, loads])
+    preloads = np.flatnonzero(computes[:, 0] == words("preload")[0, 0])
+    # Before each preload so many loads have been issued; a load goes before the first preload that wants it.
+    wanted = -(-(preloads + 1) * len(loads) // len(computes))
+    before = np.searchsorted(wanted, np.arange(len(loads)), side="right")
+    positions = np.append(preloads, len(computes))[before]
+    order = np.argsort(np.concatenate([2 * np.arange(len(computes)) + 1, 2 * positions]), kind="stable")
+    return np.concatenate([computes, loads])[order]
+
+
+def layer_words(layer: Layer, tiling: Tiling, machine: Array, at: Placement) -> np.ndarray:
+    """The primitive instructions of a layer as words; raises LayerFitError if a tile does not fit the machine."""
+    return _Program(layer, tiling, machine, at).words()
 
 
 def layer_program(layer: Layer, tiling: Tiling, machine: Array, at: Placement) -> list[Instruction]:
-    """The primitive instructions of a layer; raises LayerFitError if a tile does not fit the machine."""
-    return list(_Program(layer, tiling, machine, at).instructions())
+    """The same, decoded."""
+    return decode(layer_words(layer, tiling, machine, at))
 
 
 def layer_loops(layer: Layer, tiling: Tiling, machine: Array, at: Placement) -> list[Instruction]:

@@ -18,7 +18,8 @@ import numpy as np
 from tilewright.errors import RtlError
 from tilewright.hw.gemmini import GemminiMachine
 from tilewright.hw.gemmini_timing import GemminiTiming
-from tilewright.runtime.gemmini.isa import CUSTOM_3, OPCODES, Instruction, Opcode, encode, verify
+from tilewright.runtime.gemmini.isa import CUSTOM_3, OPCODES, Instruction, Opcode, encode
+from tilewright.runtime.gemmini.verify import verify
 from tilewright.support.fingerprint import fingerprint
 
 SOURCES = (

@@ -25,8 +25,8 @@ from tilewright.runtime.gemmini.isa import (
     Instruction,
     make,
     scale_of,
-    verify,
 )
+from tilewright.runtime.gemmini.verify import verify
 
 _I8 = (-128, 127)
 _I32 = (-(2**31), 2**31 - 1)

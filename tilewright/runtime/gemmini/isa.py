@@ -207,7 +207,6 @@ OPCODES = (
     Opcode("fence", 127),
 )
 BY_NAME = {opcode.name: opcode for opcode in OPCODES}
-_BY_CODE = {(opcode.function, opcode.kind): opcode for opcode in OPCODES}
 LOOPS = ("loop_ws", "loop_conv_ws")
 # What is given to each loop before it, by the loop's name.
 GIVEN = {loop: [name for name in BY_NAME if name.startswith(f"{loop}_")] for loop in LOOPS}
@@ -283,27 +282,6 @@ def encode(program: Iterable[Instruction]) -> np.ndarray:
     return np.array(rows, dtype=np.uint64).reshape(len(rows), 3)
 
 
-def decode(words: np.ndarray) -> list[Instruction]:
-    """The program of these words; raises InstructionError if one is not an instruction's."""
-    if words.dtype != np.uint64 or words.ndim != 2 or words.shape[1] != 3:
-        raise InstructionError(
-            f"a program is rows of three 64-bit words, got {words.dtype} of shape {words.shape}"
-        )
-    return [_decoded(at, *(int(word) for word in row)) for at, row in enumerate(words)]
-
-
-def _decoded(at: int, first: int, *registers: int) -> Instruction:
-    function = first >> 25
-    opcode = _BY_CODE.get((function, registers[0] & 3 if function == 0 else None))
-    if first & 0x7F != CUSTOM_3 or opcode is None:
-        raise InstructionError(f"instruction {at}: the word {first:#x} is not an instruction of Gemmini")
-    values = tuple(registers[f.word - 1] >> f.low & (1 << f.bits) - 1 for f in opcode.fields)
-    found = Instruction(opcode, values)
-    if found.words() != (first, *registers):
-        raise InstructionError(f"instruction {at}: bits are set that {opcode.name} does not have")
-    return found
-
-
 def text(program: Sequence[Instruction]) -> str:
     """One line for each instruction."""
     return "\n".join(f"{at:5d}  {instruction}" for at, instruction in enumerate(program))
@@ -321,177 +299,7 @@ def _shown(name: str, value: int) -> str:
     return str(value)
 
 
-# -- what a machine can execute ---------------------------------------------------------------------------------------
-
-
-def verify(program: Sequence[Instruction], machine: Array) -> None:
-    """Raise InstructionError for the first instruction that the machine cannot execute, by its position."""
-    state = _Checked(machine)
-    for at, instruction in enumerate(program):
-        try:
-            state.check(instruction)
-        except InstructionError as error:
-            raise InstructionError(f"instruction {at} ({instruction}): {error.message}") from None
-
-
-class _Checked:
-    """What verification knows of the instructions before: configuration, and whether results have an address."""
-
-    def __init__(self, machine: Array) -> None:
-        self.machine = machine
-        self.reset()
-
-    def reset(self) -> None:
-        self.a_stride = 1
-        self.loads: dict[int, Instruction] = {}
-        self.store: Instruction | None = None
-        self.weights = False
-        self.computed = False  # the array multiplies by weights that are known
-        self.target: int | None = None
-        self.loop: dict[str, Instruction] = {}
-
-    def check(self, instruction: Instruction) -> None:
-        name = instruction.name
-        if name == "flush":
-            self.reset()
-        elif name == "config_ex":
-            self.a_stride = _positive(instruction, "a_stride")
-        elif name == "config_ld":
-            if instruction["slot"] >= len(MVINS):
-                raise InstructionError(f"slot must be 0, 1 or 2, got {instruction['slot']}")
-            _check_scale(instruction)
-            self.loads[instruction["slot"]] = instruction
-        elif name == "config_st":
-            _check_scale(instruction)
-            if instruction["pool_size"]:
-                for field in ("pool_stride", "pool_pitch", "rows_in", "cols_in", "rows_out", "cols_out"):
-                    _positive(instruction, field)
-                _check_windows(instruction)
-            self.store = instruction
-        elif name in MVINS:
-            self._check_mvin(instruction)
-        elif name == "mvout":
-            self._check_mvout(instruction)
-        elif name == "preload":
-            self._check_preload(instruction)
-        elif name in COMPUTES:
-            self._check_compute(instruction)
-        elif name in LOOPS:
-            _check_scale(instruction)
-            missing = [op for op in GIVEN[name] if op not in self.loop]
-            if missing:
-                raise InstructionError(f"{missing[0]} must come before it")
-            if name == "loop_conv_ws":
-                self._check_convolution(Convolution.of(instruction, self.loop))
-            # What it leaves of configuration and weights is not said.
-            loop = self.loop
-            self.reset()
-            self.loop = loop
-        elif name.startswith("loop_"):
-            if name == "loop_ws_bounds":
-                self._check_bounds(instruction)
-            self.loop[name] = instruction
-
-    def _rows(self, address: int, last: int, memory: str | None = None) -> None:
-        """`last`: behind the last row, counted from `address`."""
-        accumulator = bool(address & ACCUMULATOR)
-        if memory is not None and accumulator != (memory == "accumulator"):
-            raise InstructionError(f"the address must be in the {memory}")
-        if not accumulator and address >> 29:
-            raise InstructionError("only an accumulator's address may have bits 29 and 30")
-        rows = self.machine.accumulator_rows if accumulator else self.machine.scratchpad_rows
-        if (address & ROW_MASK) + last > rows:
-            kind = "accumulator" if accumulator else "scratchpad"
-            raise InstructionError(
-                f"it reaches row {(address & ROW_MASK) + last - 1}; the {kind} has {rows} rows"
-            )
-
-    def _extent(self, instruction: Instruction, prefix: str = "", blocks: int = 1) -> tuple[int, int]:
-        rows, cols = _positive(instruction, f"{prefix}rows"), _positive(instruction, f"{prefix}cols")
-        dim = self.machine.dim
-        if rows > dim or cols > blocks * dim:
-            raise InstructionError(f"at most {dim} rows and {blocks * dim} columns, got {rows} and {cols}")
-        return rows, cols
-
-    def _check_mvin(self, instruction: Instruction) -> None:
-        config = self.loads.get(MVINS.index(instruction.name))
-        if config is None:
-            raise InstructionError("config_ld must come before it")
-        rows, cols = self._extent(instruction, blocks=MAX_BLOCKS)
-        blocks = -(-cols // self.machine.dim)
-        if blocks > 1 and config["block_stride"] < rows:
-            raise InstructionError(
-                f"blocks of {rows} rows overlap at a block stride of {config['block_stride']}"
-            )
-        self._rows(instruction["local"], (blocks - 1) * config["block_stride"] + rows)
-
-    def _check_mvout(self, instruction: Instruction) -> None:
-        if self.store is None:
-            raise InstructionError("config_st must come before it")
-        address = instruction["local"]
-        if self.store["pool_size"]:
-            if not address & ACCUMULATOR or address & FULL:
-                raise InstructionError("pooling is of 8-bit results of the accumulator")
-            _positive(instruction, "rows")
-            self._extent_cols(instruction)
-            self._rows(address, self.store["rows_in"] * self.store["cols_in"])
-            return
-        rows, _ = self._extent(instruction)
-        self._rows(address, rows)
-
-    def _extent_cols(self, instruction: Instruction) -> None:
-        if not 0 < instruction["cols"] <= self.machine.dim:
-            raise InstructionError(f"at most {self.machine.dim} columns, got {instruction['cols']}")
-
-    def _check_preload(self, instruction: Instruction) -> None:
-        if instruction["b"] != NONE:
-            rows, _ = self._extent(instruction)
-            self._rows(instruction["b"], rows, "scratchpad")
-            self.weights = True
-        self._extent(instruction, "c_")
-        self._rows(instruction["c"], instruction["c_rows"], "accumulator")
-        self.target = instruction["c_rows"]
-
-    def _check_compute(self, instruction: Instruction) -> None:
-        if self.target is None or not self.weights:
-            raise InstructionError("a preload must come before it")
-        if instruction.name == "compute_accumulated" and not self.computed:
-            raise InstructionError("a compute_preloaded must come before it")
-        self.computed = True
-        rows, _ = self._extent(instruction)
-        if rows != self.target:
-            raise InstructionError(f"the preload before it expects {self.target} rows, got {rows}")
-        if instruction["d"] != NONE:
-            raise InstructionError("d must be NONE: a bias is loaded into the accumulator")
-        self._rows(instruction["a"], (rows - 1) * self.a_stride + 1, "scratchpad")
-        self.target = None
-
-    def _check_bounds(self, instruction: Instruction) -> None:
-        dim, half = self.machine.dim, self.machine.scratchpad_rows
-        i, j, k = (_positive(instruction, axis) for axis in "ijk")
-        if any(instruction[f"pad_{axis}"] >= dim for axis in "ijk"):
-            raise InstructionError(f"padding must be less than the array's {dim}")
-        if (i * k + k * j) * dim > half:
-            raise InstructionError(f"A and B take {(i * k + k * j) * dim} rows of a scratchpad of {half}")
-        if i * j * dim > self.machine.accumulator_rows:
-            raise InstructionError(f"C takes {i * j * dim} rows of {self.machine.accumulator_rows}")
-
-    def _check_convolution(self, conv: Convolution) -> None:
-        if (
-            min(conv.in_rows, conv.in_cols, conv.in_channels, conv.out_channels, conv.out_rows, conv.out_cols)
-            < 1
-        ):
-            raise InstructionError("a convolution's extents must be at least 1")
-        if min(conv.kernel_rows, conv.kernel_cols, conv.stride) < 1:
-            raise InstructionError("a window's extents and its stride must be at least 1")
-        dim = self.machine.dim
-        data, weights, results = conv.rows(dim)
-        if data + weights > self.machine.scratchpad_rows:
-            raise InstructionError(
-                f"data and weights take {data + weights} rows of a scratchpad of {self.machine.scratchpad_rows}"
-            )
-        if results > self.machine.accumulator_rows:
-            raise InstructionError(f"results take {results} rows of {self.machine.accumulator_rows}")
+# -- loops ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -544,24 +352,3 @@ class Convolution:
         blocks, out_blocks = -(-self.in_channels // dim), -(-self.out_channels // dim)
         weights = self.kernel_rows * self.kernel_cols * blocks * out_blocks * dim
         return blocks * self.height * self.width, weights, out_blocks * self.out_rows * self.out_cols
-
-
-def _positive(instruction: Instruction, field: str) -> int:
-    value = instruction[field]
-    if value < 1:
-        raise InstructionError(f"{field} must be at least 1, got {value}")
-    return value
-
-
-def _check_scale(instruction: Instruction) -> None:
-    bits = instruction["scale"] & 0x7FFFFFFF
-    if bits >= 0x7F800000 or (bits and bits < 0x00800000):
-        raise InstructionError(f"the scale must be 0 or a normal 32-bit float, got {instruction['scale']:#x}")
-
-
-def _check_windows(config: Instruction) -> None:
-    size, stride = config["pool_size"], config["pool_stride"]
-    for axis, before in (("rows", "pool_top"), ("cols", "pool_left")):
-        last = (config[f"{axis}_out"] - 1) * stride - config[before]
-        if config[before] >= size or last >= config[f"{axis}_in"]:
-            raise InstructionError("a pooling window lies outside the results")

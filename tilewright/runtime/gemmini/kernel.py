@@ -18,7 +18,9 @@ import numpy as np
 
 from tilewright.errors import CodegenError, TilewrightError
 from tilewright.runtime.gemmini.functional import Functional
-from tilewright.runtime.gemmini.isa import Instruction, decode, verify
+from tilewright.runtime.gemmini.isa import Instruction
+from tilewright.runtime.gemmini.verify import verify_table
+from tilewright.runtime.gemmini.words import Table
 
 KIND = "gemmini"  # what the triple of such a plan's target begins with
 _MAGIC = b"TWGEMMI1"
@@ -44,6 +46,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     result: Region
     instructions: int  # of all images; cycles too, as the cycle-level simulator counts them
     cycles: int
+    decisions: str = ""  # tiles and buffers, for people
 
 
 def packed(header: Header, words: np.ndarray) -> bytes:
@@ -80,16 +83,20 @@ class AcceleratorKernel:
             raise CodegenError(f"the program {symbol[:80]!r} is for an impossible machine")
 
     @cached_property
-    def program(self) -> list[Instruction]:
-        """Decoded and verified."""
-        found = decode(self._words)
-        verify(found, self.header)  # the machine that a program depends on
+    def _table(self) -> Table:
+        """Verified."""
+        found = Table(self._words)
+        verify_table(found, self.header)  # the machine that a program depends on
         return found
+
+    @cached_property
+    def program(self) -> list[Instruction]:
+        return self._table.instructions()
 
     def check(self) -> None:
         """Raise CodegenError if the machine cannot execute it."""
         try:
-            assert self.program is not None
+            assert self._table is not None
         except TilewrightError as error:
             raise CodegenError(f"the program {self.symbol[:80]!r}: {error}") from None
 

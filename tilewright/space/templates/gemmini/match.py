@@ -33,6 +33,8 @@ _BYTE = (-128.0, 127.0)
 _CHANNELS = 8  # of the operator that the test on access matrices is made with: any would do
 _MAX_WINDOW = 15  # of pooling, in the instruction's four bits
 _MAX_HANG = 3
+_MAX_ANSWERS = 1024
+_answers: dict[tuple[str, int], bool] = {}  # by the operator and the array: a network repeats its layers
 _SMALLEST = float(np.finfo(np.float32).tiny)
 
 
@@ -73,8 +75,17 @@ def match(task: Task, machine: GemminiMachine) -> Match | None:
 def is_instruction(anchor: Node, dim: int) -> bool:
     """Whether the array's instruction computes such an operator: its first operand walks as A, its second as B."""
     output = _plain(anchor)
-    graph = Graph((output.inputs[0], output.inputs[1]), (output,))
-    formula = normal_form(Task(graph), "strict")
+    task = Task(Graph((output.inputs[0], output.inputs[1]), (output,)))
+    key = task.key, dim
+    if key not in _answers:
+        if len(_answers) >= _MAX_ANSWERS:
+            _answers.clear()
+        _answers[key] = _is_instruction(task, dim)
+    return _answers[key]
+
+
+def _is_instruction(task: Task, dim: int) -> bool:
+    formula = normal_form(task, "strict")
     found = None if formula is None else contraction_of(formula, [DType.I8], DType.I32)
     if found is None:
         return False

@@ -227,7 +227,7 @@ class Kernel:
         arguments = self._arguments(self._bind(args, kwargs))
         executor = executor_for(self._kind(arguments))
         if executor is None:
-            raise KernelArgumentError(f"there is no code generation for {self._kind(arguments)}")
+            raise KernelArgumentError(f"kernels cannot be compiled for {self._kind(arguments)}")
         facts = _facts(arguments, executor.wants_divisors)
         return executor.source(self._program(arguments), facts, options or {})
 

@@ -74,7 +74,9 @@ def _hash_below(expr: Expr) -> int:
         known = node.__dict__
         if "_hash" not in known:
             parts = _CHILDREN[node.__class__](node)
-            below = [part for part in parts if part.__class__ in _HASH_OF_PARTS and "_hash" not in part.__dict__]
+            below = [
+                part for part in parts if part.__class__ in _HASH_OF_PARTS and "_hash" not in part.__dict__
+            ]
             if below:
                 waiting.extend(below)
                 continue

@@ -123,6 +123,7 @@ def test_numpy_in_a_plain_dataclass() -> None:
 def test_inputs_have_the_names_of_the_model() -> None:
     fast = tilewright.compile(Scaled().eval(), {"x": X, "scale": SCALE})
     assert fast.signature.startswith("(x: f32[2,3], scale: f32[3])") and "kwargs" not in repr(fast)
+    assert ", 1 kernel, " in repr(fast)
     assert list(fast.inputs) == ["x", "scale"]
     with pytest.raises(tilewright.InputError, match=r"^scale: expected the shape \(3,\), got \(4,\)"):
         fast(X, scale=torch.ones(4))

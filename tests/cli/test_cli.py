@@ -176,7 +176,7 @@ def test_check_an_onnx_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "inputs", "complaint"),
     [
-        ("absent.onnx", None, "there is no file absent.onnx"),
+        ("absent.onnx", None, "the file absent.onnx does not exist"),
         ("broken.onnx", None, "not an ONNX model, or a truncated one"),
         (
             "scaled.onnx",

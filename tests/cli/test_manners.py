@@ -92,6 +92,17 @@ def process(*arguments: str, folder: Path, **more: str) -> subprocess.CompletedP
     )
 
 
+@pytest.mark.parametrize("module", ["tilewright", "tilewright.cli"])
+def test_the_package_runs_as_a_module(module: str, tmp_path: Path) -> None:
+    """A file in the current folder must not shadow an installed module."""
+    (tmp_path / "typer.py").write_text("raise SystemExit('shadowed')")
+    said = subprocess.run(
+        [sys.executable, "-m", module, "-h"],
+        capture_output=True, text=True, cwd=tmp_path, env=environment(), timeout=60, check=False,
+    )  # fmt: skip
+    assert (said.returncode, said.stderr) == (0, "") and "compile" in said.stdout
+
+
 @pytest.mark.parametrize("shell", COMPLETIONS)
 def test_completion(shell: str, tmp_path: Path) -> None:
     said = process(folder=tmp_path, **COMPLETIONS[shell]("tilewright bench resn")).stdout

@@ -208,7 +208,7 @@ BAD = {
     "format": lambda path: changed(path, format="tilewright-attention-9"),
     "version 999 of the features": lambda path: changed(path, features="999"),
     "checksum": flipped,
-    "no file of weights": cut,
+    "cannot read weights": cut,
     "do not fit": without_a_tensor,
     "cannot read": lambda path: path.with_name("missing.safetensors"),
 }

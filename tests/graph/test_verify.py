@@ -32,7 +32,7 @@ def strided(array: np.ndarray) -> Node:
 @pytest.mark.parametrize(
     "graph,message",
     [
-        (Graph((X,), (replace(RELU, op="rleu"),)), "there is no such operator"),
+        (Graph((X,), (replace(RELU, op="rleu"),)), "the operator is not registered"),
         (Graph((X,), (replace(RELU, attrs={"a": 1}),)), "takes the attributes"),
         (
             Graph((X,), (replace(apply("sum", X, axes=(0,), keepdims=True), attrs={"axes": (0,)}),)),

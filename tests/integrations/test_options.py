@@ -105,7 +105,7 @@ def test_one_lock_file_is_of_all_graphs(tmp_path: Path, monkeypatch: pytest.Monk
         ({"freeze": "yes"}, "freeze='yes' must be True or False"),
         ({"target": "cuda"}, "target='cuda', and the tensors of the graph are on cpu"),
         ({"target": H200}, "a described GPU is not here"),
-        ({"lock": "/nowhere/at/all.lock"}, "there is no folder"),
+        ({"lock": "/nowhere/at/all.lock"}, "the folder /nowhere/at does not exist"),
     ],
 )
 def test_wrong_options_reach_the_caller_as_they_are(options: dict[str, Any], message: str) -> None:

@@ -334,5 +334,5 @@ def test_without_a_writable_folder_it_works_and_a_full_disk_has_its_error() -> N
     ran = subprocess.run(
         [sys.executable, "-c", LIMITED], check=False, capture_output=True, text=True, env=environment
     )
-    assert "no room for the inputs of a task" in ran.stdout, ran.stderr
+    assert "cannot store the inputs of a task" in ran.stdout, ran.stderr
     assert "disk space" in ran.stdout

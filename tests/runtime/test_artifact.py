@@ -228,7 +228,7 @@ def test_what_is_not_a_model(tmp_path: Path) -> None:
     assert "truncated" in str(check_refused(path, MAGIC))
     with pytest.raises(ArtifactError, match="is not a file"):
         load(tmp_path)
-    with pytest.raises(ArtifactError, match="there is no file"):
+    with pytest.raises(ArtifactError, match="does not exist"):
         load(tmp_path / "missing")
     with pytest.raises(ArtifactError, match="is not a file"):
         load("/dev/null")

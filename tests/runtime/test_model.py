@@ -290,7 +290,7 @@ def test_threads() -> None:
     assert model.threads == 2
     model.threads = 1
     assert model.executor.threads == 1
-    assert "3 kernels, 1 threads" in repr(model)
+    assert "3 kernels, 1 thread>" in repr(model)
 
 
 def test_explain() -> None:

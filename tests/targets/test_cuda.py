@@ -139,7 +139,7 @@ def test_a_file_is_refused_with_the_same_word_where_there_is_no_torch(tmp_path: 
 
 @without_a_gpu
 def test_a_gpu_that_is_not_there() -> None:
-    with pytest.raises(DeviceError, match=r"there is no GPU(?s:.*)nvidia-smi"):
+    with pytest.raises(DeviceError, match=r"this process cannot use a GPU(?s:.*)nvidia-smi"):
         tilewright.compile(nn.ReLU().eval(), (torch.zeros(2),), target="cuda")
 
 

@@ -120,7 +120,7 @@ def test_a_missing_database_is_not_created(tmp_path: Path, monkeypatch: pytest.M
         warnings.simplefilter("error")
         assert kinds(compiled()) == {"predicted": 2}
     assert not list(tmp_path.rglob("tuning.sqlite*"))
-    with pytest.warns(DatabaseWarning, match="there is no such file"):
+    with pytest.warns(DatabaseWarning, match="the file does not exist"):
         compiled(db=tmp_path / "misspelt.sqlite")
 
 

@@ -105,7 +105,7 @@ def _eager(call: Call) -> Run:
 def _inductor(call: Call) -> Run:
     compiler = os.environ.get("CXX", "g++")
     if not call.source.is_on_gpu and shutil.which(compiler) is None:
-        raise NotPossible(f"Inductor needs a C++ compiler, and there is no {compiler} here (set CXX)")
+        raise NotPossible(f"Inductor needs a C++ compiler, and {compiler} was not found (set CXX)")
     torch = require_torch()
     return _torch_run(torch, torch.compile(call.source.eager()), call)
 

@@ -127,7 +127,7 @@ def require_file(argument: str) -> None:
         return
     siblings = [each.name for each in path.parent.glob(f"*{path.suffix}")] if path.parent.is_dir() else []
     raise ModelArgumentError(
-        f"there is no file {argument}",
+        f"the file {argument} does not exist",
         remedy=did_you_mean(path.name, siblings) or "check the path of the file",
     )
 

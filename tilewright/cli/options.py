@@ -228,6 +228,6 @@ def check_output(path: Path) -> None:
     if path.is_dir():
         raise OutputFileError(f"cannot write {path}: it is a folder")
     if not path.parent.is_dir():
-        raise OutputFileError(f"cannot write {path}: there is no folder {path.parent}")
+        raise OutputFileError(f"cannot write {path}: the folder {path.parent} does not exist")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise OutputFileError(f"cannot write {path}: no permission")

@@ -81,7 +81,7 @@ class Generator(Protocol):
 @lru_cache(maxsize=8)
 def generator(kind: str) -> Generator:
     if kind not in _SLICES:
-        raise CodegenError(f"there is no code generation for machines of the kind {kind!r}")
+        raise CodegenError(f"the kind of a machine must be one of {', '.join(_SLICES)}, got {kind!r}")
     return cast(Generator, importlib.import_module(_SLICES[kind]))
 
 

@@ -55,7 +55,7 @@ def load(path: Path) -> Weights:
         _check(path, metadata, body)
         tensors = {name: _tensor(entry, body) for name, entry in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise WeightsError(f"{path} is no file of weights: {error}") from None
+        raise WeightsError(f"cannot read weights from {path}: {error}") from None
     if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
         raise WeightsError(f"{path} has weights that are not finite")
     return Weights(tensors, metadata)

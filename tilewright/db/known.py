@@ -41,7 +41,7 @@ def read_decisions(keys: Collection[Key], path: Path | None = None) -> dict[Key,
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         if named:
-            _warn(path, "there is no such file")
+            _warn(path, "the file does not exist")
         return {}
     except OSError as error:
         _warn(path, str(error.strerror or error))

@@ -229,7 +229,7 @@ def _apply(op: str, operands: tuple[Node, ...], attrs: dict[str, Any], written: 
             raise _Refused("an input has the one attribute index and no operands")
         return input_node(index, written)
     if op not in op_table.table():
-        raise _Refused(f"there is no operator {op}")
+        raise _Refused(f"the operator {op} is not known")
     if set(attrs) != set(op_table.op_of(op).attrs):
         raise _Refused(f"{op} takes the attributes {', '.join(op_table.op_of(op).attrs) or 'none'}")
     node = op_table.apply(op, *operands, **attrs)
@@ -270,7 +270,7 @@ def _store(flat: np.ndarray, position: int, element: Any, dtype: DType) -> None:
     if isinstance(element, str):  # the bits of a NaN
         bits = bytes.fromhex(element)[::-1]
         if not dtype.is_float or len(bits) != dtype.bytes:
-            raise _Refused(f"nan:{element} is no {dtype.short}")
+            raise _Refused(f"nan:{element} does not have the bits of a NaN of type {dtype.short}")
         flat[position] = np.frombuffer(bits, dtype.numpy)[0]
         return
     legal = (
@@ -279,7 +279,7 @@ def _store(flat: np.ndarray, position: int, element: Any, dtype: DType) -> None:
         else isinstance(element, (int, float) if dtype.is_float else int) and not isinstance(element, bool)
     )
     if not legal:
-        raise _Refused(f"{element!r} is no {dtype.short}")
+        raise _Refused(f"an element must be of type {dtype.short}, got {element!r}")
     try:
         flat[position] = element
     except OverflowError:

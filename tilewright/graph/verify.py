@@ -123,7 +123,7 @@ def _problem(node: Node) -> str | None:
     if node.is_constant:
         return _constant_problem(node)
     if node.op not in table():
-        return "there is no such operator"
+        return "the operator is not registered"
     if node.data is not None:
         return "only constants have data"
     record = op_of(node.op)

@@ -24,8 +24,8 @@ _RANK = 2
 
 @dataclass(frozen=True)
 class Box:
-    """What one instruction copies: `rows` of `columns` contiguous elements. The swizzle is that of rows of as many
-    bytes (`hw/warpgroups.py`): 32, 64 or 128."""
+    """A box that one instruction copies: `rows` rows of `columns` contiguous elements each. A row has 32, 64 or 128
+    bytes, and its length decides the swizzle (`hw/warpgroups.py`)."""
 
     dtype: DType
     rows: int

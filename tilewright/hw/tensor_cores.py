@@ -78,7 +78,7 @@ def load_left(depth: int, dtype: DType) -> Intrinsic:
 
 @cache
 def load_right(depth: int, dtype: DType) -> Intrinsic:
-    """The same for the right operand, 8 rows."""
+    """Load the right operand of `multiply(depth, dtype)`, 8 rows of shared memory, as `load_left` loads the left."""
     return _load_operand("right", 8, depth, dtype)
 
 

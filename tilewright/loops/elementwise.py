@@ -118,7 +118,8 @@ def elementwise_program(formula: Formula, machine: CpuMachine) -> Program:
 def _prefetched_ahead(
     formula: Formula, machine: CpuMachine, axis: te.Var, outer: Sequence[te.Var], tiles: Tiles
 ) -> list[Stmt]:
-    """Prefetch the same tile of a later row, for rows whose index is loaded; every row must have one."""
+    """Prefetch the same tile of a later row. Only rows whose index is read from an input need it: hardware prefetchers
+    cannot predict where they are. The input must hold an index for every row."""
     stmts: list[Stmt] = []
     for load in dict.fromkeys(te.unguarded_loads(formula.value)):
         (index,) = load.indices or (te.as_index(0),)

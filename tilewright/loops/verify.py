@@ -40,6 +40,7 @@ from tilewright.loops.ir import (
 )
 from tilewright.te.index import Bounds, bounds, coefficient, divisor_of, linear, simplify
 
+_LEAVES = (te.Var, te.Const)  # which have nothing to verify
 _COPY_BYTES = 16  # maximum bytes copied by one instruction
 
 
@@ -193,7 +194,8 @@ class _Verifier:
             self.vector(expr.buffer, 1 << expr.offset, expr.lanes)
             self.read(expr.buffer, _run(expr.offset, expr.lanes), guards)
         for child in te.children(expr):
-            self.expression(child, guards)
+            if child.__class__ not in _LEAVES:
+                self.expression(child, guards)
 
     def access(self, buffer: Buffer, index: te.Expr, guards: tuple[Guard, ...]) -> None:
         reached: Bounds | None = bounds(simplify(index))

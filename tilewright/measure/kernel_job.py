@@ -139,7 +139,7 @@ class DataFile:
                 written = os.pwrite(self._descriptor, view, position)
                 view, position = view[written:], position + written
         except OSError as error:
-            raise MeasurementError(f"there is no room for the tensors of a kernel: {error}") from None
+            raise MeasurementError(f"cannot store the tensors of a kernel: {error}") from None
         self.size = aligned(offset + max(data.size, ALIGNMENT))
         return offset
 

@@ -91,7 +91,7 @@ class CudaDevice:
         import torch
 
         if not torch.cuda.is_available():
-            raise DeviceError("there is no CUDA device in the process that measures")
+            raise DeviceError("the measuring process has no CUDA device")
         self._torch, self._spec = torch, spec
         torch.cuda.set_device(device)
         self._host = LaunchMemory(spec, data)

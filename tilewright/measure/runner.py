@@ -424,7 +424,7 @@ class Runner:
             self._drawing.discard(job)
             if isinstance(reply, Failed) and reply.kind == "disk":
                 os.close(descriptor)
-                raise MeasurementError(f"there is no room for the inputs of a task: {reply.message}")
+                raise MeasurementError(f"cannot store the inputs of a task: {reply.message}")
             if isinstance(reply, ValidationMade):
                 self._validations[job] = _ValidationFile(descriptor, reply.validation)
             else:

@@ -343,17 +343,23 @@ def _undominated(states: Iterable[_State], frontier: Sequence[Node], costs: Cost
     for state in found:
         if state.unknown > found[0].unknown:
             break
-        for cheaper in kept[:_COMPARED]:
-            missing = state.cost - cheaper.cost
-            for value, here, there in zip(frontier, cheaper.there, state.there, strict=True):
-                for order in there:
-                    if order not in here:
-                        missing -= min(costs.permute_seconds(value, have, order) for have in here)
-            if missing >= 0:
-                break
-        else:
+        if not any(_reaches(cheaper, state, frontier, costs) for cheaper in kept[:_COMPARED]):
             kept.append(state)
     return kept
+
+
+def _reaches(cheaper: _State, state: _State, frontier: Sequence[Node], costs: Costs) -> bool:
+    """Whether `cheaper` reaches the orders of `state` by permutes at no more cost. No permute is timed once those
+    before it cost too much: most states differ by less than one permute."""
+    left = state.cost - cheaper.cost
+    for value, here, there in zip(frontier, cheaper.there, state.there, strict=True):
+        for order in there:
+            if order in here:
+                continue
+            left -= min(costs.permute_seconds(value, have, order) for have in here)
+            if left < 0:
+                return False
+    return left >= 0
 
 
 def _choices(state: _State) -> dict[Node, LayoutChoice]:

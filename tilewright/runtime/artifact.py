@@ -296,7 +296,7 @@ def _read_verified(place: str, keys: Sequence[signing.Signer] | None) -> tuple[n
             size = os.fstat(stream.fileno()).st_size
             return _read_stream(place, stream, size, keys)
     except FileNotFoundError:
-        raise ArtifactError(f"there is no file {place}", remedy="check the path") from None
+        raise ArtifactError(f"the file {place} does not exist", remedy="check the path") from None
     except OSError as error:
         raise ArtifactError(
             f"cannot read {place}: {error.strerror or error}", remedy="check the file"

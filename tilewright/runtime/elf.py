@@ -82,7 +82,7 @@ class _Object:
         )
         count, names = header[12:]
         if identity[:8] != b"\x7fELF\x02\x01\x01\x00" or any(identity[8:]) or version != 1:
-            _fail("it is no 64-bit little-endian ELF file")
+            _fail("it is not a 64-bit little-endian ELF file")
         if kind != _RELOCATABLE or self.machine not in _RELOCATIONS:
             _fail("it is not a relocatable file for a known processor")
         if size != _HEADER.size or entry != _SECTION.size or programs or program_headers:

@@ -174,7 +174,8 @@ class CompiledModel:
         return f"({inputs}) -> ({outputs})"
 
     def __repr__(self) -> str:
-        return f"<CompiledModel {self.signature}, {len(self.plan.steps)} kernels, {self.threads} threads>"
+        kernels, threads = _counted(len(self.plan.steps), "kernel"), _counted(self.threads, "thread")
+        return f"<CompiledModel {self.signature}, {kernels}, {threads}>"
 
     def _repr_html_(self) -> str:
         return notebook.model_html(self)
@@ -258,6 +259,11 @@ class CompiledModel:
                     f" {_shown(given)}",
                     remedy=f"compile the model with an example of {port.path} that has this value",
                 )
+
+
+def _counted(count: int, what: str) -> str:
+    """Write a count with its noun: `1 kernel`, `2 kernels`."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _shown(array: np.ndarray) -> str:

@@ -86,7 +86,7 @@ def catalog(kind: str) -> Catalog:
 def _built_in(kind: str) -> Catalog:
     makers = {"cpu": _cpu, "cuda": _cuda, "gemmini": _gemmini}
     if kind not in makers:
-        raise SpaceError(f"there are no templates for machines of the kind {kind!r}")
+        raise SpaceError(f"the kind of a machine must be one of {', '.join(makers)}, got {kind!r}")
     return makers[kind]()
 
 

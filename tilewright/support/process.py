@@ -91,7 +91,7 @@ class Child:
             return
         if not sys.executable:
             raise MeasurementError(
-                "this program embeds Python: there is no interpreter to start a process of"
+                "this program embeds Python, so it has no interpreter that could start a process"
             )
         ours, theirs = socket.socketpair()
         self._words, words = os.pipe()

@@ -51,10 +51,7 @@ def _hashed_once(cls: C) -> C:
         ours, theirs = self.__dict__.get("_twin", self), other.__dict__.get("_twin", other)
         if ours is theirs:
             return True
-        if hash(self) != hash(other) or not _same(self, other):
-            return False
-        other.__dict__["_twin"] = ours
-        return True
+        return hash(self) == hash(other) and _same(self, other)
 
     def state(self: Any) -> dict[str, Any]:
         """Strings hash differently in another process."""
@@ -74,37 +71,45 @@ def _hash_below(expr: Expr) -> int:
     waiting = [expr]
     while waiting:
         node = waiting[-1]
-        below = [part for part in children(node) if part.__class__ in _HASH_OF_PARTS and not _is_hashed(part)]
-        if below and not _is_hashed(node):
-            waiting.extend(below)
-            continue
-        node.__dict__["_hash"] = _HASH_OF_PARTS[node.__class__](node)
+        known = node.__dict__
+        if "_hash" not in known:
+            parts = _CHILDREN[node.__class__](node)
+            below = [
+                part for part in parts if part.__class__ in _HASH_OF_PARTS and "_hash" not in part.__dict__
+            ]
+            if below:
+                waiting.extend(below)
+                continue
+            known["_hash"] = _HASH_OF_PARTS[node.__class__](node)
         waiting.pop()
     return int(expr.__dict__["_hash"])
 
 
-def _is_hashed(expr: Expr) -> bool:
-    return "_hash" in expr.__dict__
-
-
 def _same(one: Expr, other: Expr) -> bool:
-    """Whether two expressions are equal in structure."""
+    """Whether two expressions are equal in structure. If they are, the parts of `other` remember their twins."""
     waiting = [(one, other)]
-    seen: set[tuple[int, int]] = set()
+    seen: dict[tuple[int, int], tuple[Expr, Expr]] = {}
     while waiting:
-        a, b = waiting.pop()
-        if (id(a), id(b)) in seen:
+        pair = a, b = waiting.pop()
+        key = id(a), id(b)
+        if key in seen:
             continue
-        seen.add((id(a), id(b)))
+        seen[key] = pair
         if a.__class__ is not b.__class__ or hash(a) != hash(b) or _own_parts(a) != _own_parts(b):
             return False
-        for of_a, of_b in zip(children(a), children(b), strict=True):
+        of_parts = _CHILDREN[a.__class__]
+        for of_a, of_b in zip(of_parts(a), of_parts(b), strict=True):
             if of_a is of_b:
                 continue
-            if of_a.__class__ in _HASH_OF_PARTS:
+            if of_a.__class__ not in _HASH_OF_PARTS:
+                if of_a != of_b:
+                    return False
+            elif of_a.__dict__.get("_twin", of_a) is not of_b.__dict__.get("_twin", of_b):
                 waiting.append((of_a, of_b))
-            elif of_a != of_b:
-                return False
+    for a, b in seen.values():
+        twin = a.__dict__.get("_twin", a)
+        if twin is not b:
+            b.__dict__["_twin"] = twin
     return True
 
 
@@ -443,7 +448,8 @@ def walk(expr: Expr) -> Iterator[Expr]:
     while stack:
         node = stack.pop()
         yield node
-        stack.extend(reversed(children(node)))
+        if node.__class__ not in _LEAVES:
+            stack.extend(reversed(children(node)))
 
 
 def rewrite(expr: Expr, rule: Callable[[Expr], Expr | None]) -> Expr:

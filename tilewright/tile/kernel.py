@@ -239,7 +239,7 @@ class Kernel:
         kind = self._kind(arguments, options)
         executor = executor_for(kind)
         if executor is None:
-            raise KernelArgumentError(f"there is no code generation for {kind}")
+            raise KernelArgumentError(f"kernels cannot be compiled for {kind}")
         facts = _facts(arguments, executor.wants_divisors)
         return executor.source(self._program(arguments), facts, options or {})
 

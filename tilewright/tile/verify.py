@@ -87,7 +87,7 @@ class _Verifier:
 
     def op(self, op: Op) -> None:
         if op.name not in OPS:
-            self.fail("there is no such operation")
+            self.fail(f"the operation {op.name} is not known")
         definition = OPS[op.name]
         least = sum(not name.endswith(("?", "*")) for name in definition.operands)
         several = any(name.endswith("*") for name in definition.operands)

@@ -151,6 +151,6 @@ def write_lock(path: Path, lock: Lock) -> None:
 def check_lockable(path: Path) -> None:
     """Raise LockError if the lock file cannot be written, before measuring starts."""
     if not path.parent.is_dir():
-        raise LockError(f"cannot write the lock file {path}: there is no folder {path.parent}")
+        raise LockError(f"cannot write the lock file {path}: the folder {path.parent} does not exist")
     if not os.access(path.parent, os.W_OK):
         raise LockError(f"cannot write the lock file {path}: the folder is read-only")

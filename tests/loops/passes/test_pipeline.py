@@ -266,5 +266,5 @@ def test_copies_in_flight_when_the_loop_begins() -> None:
 
 
 def test_a_buffer_that_does_not_exist() -> None:
-    with pytest.raises(PipelineError, match="no local buffer y; there are: acc, tile"):
+    with pytest.raises(PipelineError, match="the buffer must be one of acc, tile, got y"):
         pipeline(p.sums(), {"y": 2})

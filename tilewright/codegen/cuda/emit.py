@@ -81,7 +81,7 @@ def included(name: str) -> str:
 
 
 def emit_program(program: Program, symbol: str) -> str:
-    """The whole text of a kernel called `symbol`: the program's parameters are its own."""
+    """The CUDA source of a kernel called `symbol`, which takes the program's parameters in their order."""
     foreign = foreign_scope(program, LOOP_SCOPES)
     if foreign is not None:
         raise CodegenError(f"{program.name}: {foreign}")

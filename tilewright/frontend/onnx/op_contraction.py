@@ -219,7 +219,7 @@ def _labels(term: str, rank: int, operands: Sequence[Node]) -> Labels:
 
 
 def _diagonals(ctx: Context, x: Node, labels: Labels) -> tuple[Node, Labels]:
-    """Axes of the same letter become one."""
+    """Replace axes with the same letter by one axis along their diagonal, as einsum does."""
     labels = list(labels)
     for letter in dict.fromkeys(labels):
         while labels.count(letter) > 1:

@@ -163,7 +163,7 @@ def _local(program: Program, name: str, leaves: Sequence[Access]) -> Buffer:
     known = {buffer.name: buffer for buffer in local_buffers(program)}
     if name not in known:
         raise PipelineError(
-            f"pipeline: there is no local buffer {name}; there are: {', '.join(known) or 'none'}",
+            f"pipeline: the buffer must be one of {', '.join(known) or '(none)'}, got {name}",
             remedy="cache_read gives an operand a buffer of its own",
         )
     return known[name]

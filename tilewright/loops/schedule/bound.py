@@ -254,7 +254,7 @@ class _Form:
 
     def instruction(self, node: Micro) -> Node:
         if not _is_warp_level(node):
-            raise ScheduleError(f"bind: {node.intrinsic.name} is no instruction of a warp")
+            raise ScheduleError(f"bind: {node.intrinsic.name} must be an instruction of a whole warp")
         starts = []
         for fragment, access in _operands(node):
             if access.tile.scope is Scope.REGISTER:

@@ -84,7 +84,7 @@ def swizzle(nest: Nest, tensor: str) -> Nest:
     tile = leaf.target
     wide = CHUNK_BYTES // tile.dtype.bytes
     if tile.scope in (Scope.GLOBAL, Scope.REGISTER) or len(tile.shape) < 2:
-        raise ScheduleError(f"swizzle: {tensor} is no tile of rows in shared memory")
+        raise ScheduleError(f"swizzle: {tensor} must be a tile of at least two axes in shared memory")
     chunks = tile.shape[-1] // wide
     if tile.shape[-1] % wide or chunks & (chunks - 1) or chunks < 2:
         raise ScheduleError(

@@ -456,7 +456,7 @@ def _address_towards(address: str) -> str:
         try:
             probe.connect((ip, int(port)))
         except OSError as error:
-            raise PoolError(f"there is no way to {address}: {error}") from None
+            raise PoolError(f"cannot reach {address}: {error}") from None
         return str(probe.getsockname()[0])
 
 

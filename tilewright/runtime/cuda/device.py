@@ -59,10 +59,10 @@ class Device:
             checked("cuInit", driver.cuInit(0))
         except (DeviceError, RuntimeError) as error:  # no driver, or no visible GPU
             said = str(error).splitlines()[0]
-            raise DeviceError(f"there is no GPU that this process could use ({said})") from None
+            raise DeviceError(f"this process cannot use a GPU ({said})") from None
         found = checked("cuDeviceGetCount", driver.cuDeviceGetCount())
         if not 0 <= ordinal < found:
-            raise DeviceError(f"there is no GPU number {ordinal}; this machine has {found}")
+            raise DeviceError(f"this machine has {found} GPUs, numbered from 0, got number {ordinal}")
         self.handle = checked("cuDeviceGet", driver.cuDeviceGet(ordinal))
         self._context = checked("cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(self.handle))
         self.enter()

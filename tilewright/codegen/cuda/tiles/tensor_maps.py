@@ -94,7 +94,7 @@ class BulkCopies:
             return "its block pointer is made in several places"
         block, dtype = pointer.type.block, pointer.type.dtype
         if len(block) != 2:
-            return "its block is no matrix"
+            return "its block must have two axes"
         if {axis % 2 for axis in op.settings["check"]} != {0, 1} or op.settings["padding"] != "zero":
             return "not all of its boundaries are checked and zero outside"
         assert isinstance(info, BlockInfo)

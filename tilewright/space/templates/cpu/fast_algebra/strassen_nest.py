@@ -63,7 +63,7 @@ class StrassenTiling:
 
     @property
     def single(self) -> bool:
-        """Whether the last panel is in no pair."""
+        """Whether the number of panels is odd, so that the last one is computed alone."""
         return self.panels.count % 2 == 1
 
     @property

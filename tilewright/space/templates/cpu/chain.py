@@ -236,9 +236,10 @@ class AppliedRowBlockChain:
         size = int(values["block"])
         if self.between_bytes(size) > self.room:
             return False
-        stages = self.stages_for(size)
-        if not all(bool(stage.space.legal(tile)) for stage, tile in zip(stages, self._tiles(values), strict=True)):
-            return False
+        for stage, tile in zip(self.stages_for(size), self._tiles(values), strict=True):
+            rows = stage.gemm.rows[-1].extent if stage.gemm.rows else 1
+            if tile["rows"] > rows or not stage.space.legal(tile):
+                return False
         return self._scratch(size, values) <= SCRATCH_LIMIT
 
     def _scratch(self, size: int, values: Mapping[str, Value]) -> int:

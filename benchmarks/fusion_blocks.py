@@ -51,6 +51,7 @@ from tilewright.space.space import Config
 from tilewright.space.template import Applied, Terms, Work
 from tilewright.testing.problems import Inputs
 from tilewright.tune.choose import descend
+from tilewright.tune.oracle import PredictedCosts
 
 TOLERANCE = 1e-5
 ATTRS: dict[str, Any] = {"padding": ((0, 0), (0, 0)), "dilation": (1, 1), "layout": "channels_last"}
@@ -94,7 +95,9 @@ def conv_pair(size: int, inside: int, channels: int, stride: int, batch: int) ->
     x = Inputs()
     y = convolved(x, x(batch, size, size, inside), 3, channels, stride)
     y = convolved(x, y, 1, channels)
-    return Case(f"pair {batch}x{size}x{size}, 3x3 {inside} -> {channels}, stride {stride}, then 1x1", x.task(y))
+    return Case(
+        f"pair {batch}x{size}x{size}, 3x3 {inside} -> {channels}, stride {stride}, then 1x1", x.task(y)
+    )
 
 
 def feed_forward(tokens: int, width: int = 768, inner: int = 3072) -> Case:
@@ -102,7 +105,9 @@ def feed_forward(tokens: int, width: int = 768, inner: int = 3072) -> Case:
     y = apply("linear", x(tokens, width), x(inner, width, constant=True))
     y = apply("gelu", apply("add", y, x(inner, constant=True)), approximate="none")
     y = apply("add", apply("linear", y, x(width, inner, constant=True)), x(width, constant=True))
-    return Case(f"ffn {tokens} tokens, {width} -> {inner} -> {width}", x.task(apply("add", y, x(tokens, width))))
+    return Case(
+        f"ffn {tokens} tokens, {width} -> {inner} -> {width}", x.task(apply("add", y, x(tokens, width)))
+    )
 
 
 def gemm_pair(rows: int, k: int, n: int, last: int) -> Case:
@@ -157,6 +162,7 @@ class Group:
 
     first: int
     last: int
+    priced: float
     kernels: list[Kernel]
 
     @property
@@ -175,7 +181,8 @@ class CutRow:
     kernels: tuple[str, ...]
     best: float
     chosen: float
-    predicted: float
+    predicted: float  # with one thread, as it is measured
+    priced: float  # as the partition compares: all threads, and their starts
     configs: tuple[str, ...]
 
 
@@ -198,8 +205,8 @@ class BlockRow:
 
     @property
     def picked(self) -> CutRow:
-        """By the cost model."""
-        return min(self.cuts, key=lambda row: row.predicted)
+        """By the partition, from predicted times."""
+        return min(self.cuts, key=lambda row: row.priced)
 
 
 def one_thread(applied: Applied, config: Config, machine: CpuMachine) -> float:
@@ -234,8 +241,6 @@ def kernels_of(sub: SubTask, machine: CpuMachine, configs: int) -> list[Kernel]:
     ]
     (expected,) = evaluate(sub.task.graph, arrays, precise=True)
     for applied in catalog(machine.kind).trusted(work):
-        if isinstance(applied.space.template, str) and not _has_contraction_template(applied):
-            continue
         for number, config in enumerate(neighbourhood(applied, work, configs)):
             program = applied.program(config)
             assert isinstance(program, Program)
@@ -262,14 +267,12 @@ def kernels_of(sub: SubTask, machine: CpuMachine, configs: int) -> list[Kernel]:
             run = _bound(many, stored, output)
             predicted = descend(applied, work)
             assert predicted is not None
-            found.append((predicted[0] if number == 0 else math.inf, Kernel(str(config), False, seconds, run, calls)))
+            found.append(
+                (predicted[0] if number == 0 else math.inf, Kernel(str(config), False, seconds, run, calls))
+            )
     if found:
         min(found, key=lambda each: each[0])[1].chosen = True
     return [kernel for _, kernel in found]
-
-
-def _has_contraction_template(applied: Applied) -> bool:
-    return applied.space.template != "default"
 
 
 def _bound(executor: Any, inputs: list[np.ndarray], output: np.ndarray) -> Callable[[], None]:
@@ -300,7 +303,8 @@ def groups_of(task: Task, machine: CpuMachine, configs: int) -> list[Group]:
             (sub,) = cut(task.graph, constants, [(members, stages[last].result)])
             kernels = kernels_of(sub, machine, configs)
             if kernels:
-                found.append(Group(first, last, kernels))
+                price = PredictedCosts(machine).price(sub.task)
+                found.append(Group(first, last, price.seconds if price else math.inf, kernels))
     return found
 
 
@@ -336,6 +340,7 @@ def measured(case: Case, machine: CpuMachine, configs: int, turns: int) -> Block
                 1e6 * sum(group.best.seconds for group in some),
                 1e6 * sum(group.chosen.seconds for group in some),
                 1e6 * sum(group.chosen.predicted for group in some),
+                1e6 * sum(group.priced for group in some),
                 tuple(group.best.config for group in some),
             )
         )
@@ -363,7 +368,11 @@ def line(row: BlockRow) -> str:
             f"{separate.best / fused.best:.2f}x",
         ]
     fastest = min(row.cuts, key=lambda each: each.best)
-    cells += [" ".join(picked.kernels), f"{picked.best / fastest.best:.2f}x", f"{row.floor:.1f} ({row.bound})"]
+    cells += [
+        " ".join(picked.kernels),
+        f"{picked.best / fastest.best:.2f}x",
+        f"{row.floor:.1f} ({row.bound})",
+    ]
     return f"| {' | '.join(cells)} |"
 
 
@@ -382,11 +391,20 @@ def table(rows: Sequence[BlockRow]) -> list[str]:
 
 
 def details(rows: Sequence[BlockRow]) -> list[str]:
-    lines = ["", "All cuts; microseconds.", "", "| block | kernels | best | chosen | predicted |", "| --- " * 5 + "|"]
+    lines = [
+        "",
+        "All cuts; microseconds.",
+        "",
+        "| block | kernels | best | chosen | predicted | compared by the partition |",
+        "| --- " * 6 + "|",
+    ]
     for row in rows:
         for each in row.cuts:
             kernels = " ".join(each.kernels)
-            lines.append(f"| {row.name} | {kernels} | {each.best:.1f} | {each.chosen:.1f} | {each.predicted:.1f} |")
+            lines.append(
+                f"| {row.name} | {kernels} | {each.best:.1f} | {each.chosen:.1f} | {each.predicted:.1f}"
+                f" | {each.priced:.1f} |"
+            )
     return lines
 
 

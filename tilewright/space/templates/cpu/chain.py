@@ -35,7 +35,7 @@ from tilewright.space.templates.cpu.gemm import Gemm, coordinates, gemm_of
 from tilewright.support.arith import ceil_div
 from tilewright.te.index import linear, simplify
 
-NAME = "row-block-chain"
+NAME = "row_block_chain"
 _ROWS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # approximate rows of a block
 _TILES = ("14x2", "12x2", "10x2", "8x2", "8x3", "6x4", "6x3", "5x5", "4x6", "14x1", "12x1", "8x1", "6x2",
           "4x4", "4x3", "4x2", "4x1", "2x2", "2x1", "1x4", "1x2", "1x1")  # fmt: skip
@@ -145,9 +145,9 @@ def chain_work(work: CpuWork) -> ChainWork | Refused:
         for condition in CONDITIONS:
             if not condition.holds(stage, one, two):
                 return Refused(condition.reason)
-    weights = [gemm.weight_load.source for gemm in gemms]
+    weights = {gemm.weight_load.source for gemm in gemms}
     read = [b for stage in stages for b in stage.formula.inputs if b in weights]
-    if len(read) > len(weights):
+    if len(read) > len(weights) or len(weights) < len(gemms):
         return Refused("the weight of a product is not constant, or is read elsewhere too")
     first = gemms[0]
     if coordinates(first) is None and not isinstance(first.data, te.Load):
@@ -156,15 +156,12 @@ def chain_work(work: CpuWork) -> ChainWork | Refused:
         return Refused("its rows are not the outermost axes of a result")
     at = max(0, len(first.rows) - 2)
     params = tuple(
-        Buffer(f"x{number}", node.dtype, node.type.size)
-        for number, node in enumerate(work.task.graph.inputs)
+        Buffer(f"x{number}", node.dtype, node.type.size) for number, node in enumerate(work.task.graph.inputs)
     )
     made = (*params, *(stage.formula.output for stage in stages))
     if any(buffer not in made for stage in stages for buffer in stage.formula.inputs):
         return Refused("an operand is not read as it is stored")
-    return ChainWork(
-        stages, tuple(gemms), first.rows[:at], first.rows[at], first.rows[at + 1 :], params
-    )
+    return ChainWork(stages, tuple(gemms), first.rows[:at], first.rows[at], first.rows[at + 1 :], params)
 
 
 class RowBlockChain:
@@ -299,7 +296,9 @@ class AppliedRowBlockChain:
             if number < len(chain.stages) - 1:
                 own = replace(formula.output, size=size * pixels * gemm.vector.extent, scope=Scope.SCRATCH)
                 small[stage.formula.output] = own
-                formula = replace(formula, output=own, store=_from_zero(formula.store, {self._first, flat, *chain.lead}))
+                formula = replace(
+                    formula, output=own, store=_from_zero(formula.store, {self._first, flat, *chain.lead})
+                )
             found = gemm_of(formula)
             assert found is not None
             gemms.append(found)

@@ -260,7 +260,7 @@ def kernels_of(sub: SubTask, machine: CpuMachine, configs: int) -> list[Kernel]:
             error = relative_error(output.reshape(expected.shape), expected)
             if error > TOLERANCE:
                 raise SystemExit(f"{sub.task.label}, {config}: relative error {error:.1e}")
-            calls = max(1, int(CALLS / _timed(lambda: once.run(stored, [output]))))
+            calls = max(1, int(CALLS / _timed(_bound(once, stored, output))))
             many = executor_of(
                 [KernelRun(built, range(len(stored)), 0)] * calls, machine, 1, inputs=len(stored), outputs=1
             )

@@ -235,7 +235,7 @@ class CutRow:
     predicted: dict[str, float]  # microseconds of the groups that have alternatives
     priced: int
     states: int
-    partition_seconds: dict[str, float]  # of a processor, with nothing known from before
+    partition_seconds: dict[str, float]  # of a processor
     note: str
     removed: dict[str, int]  # calls of greedy fusion that dynamic programming has not, by label and shape
     added: dict[str, int]
@@ -286,8 +286,8 @@ def cut_row(name: str) -> CutRow:
 
 def cut_table(rows: Sequence[CutRow]) -> list[str]:
     lines = [
-        "Processor time of the partition itself, nothing known from before; predicted times are of the groups that have"
-        " an alternative.",
+        "Processor time of the partition itself, with the predictions that earlier passes made; predicted times are of the"
+        " groups that have an alternative.",
         "",
         "| model | groups, greedy | dynamic | predicted us, greedy | dynamic | ratio | priced | states"
         " | s, greedy | s, dynamic | |",

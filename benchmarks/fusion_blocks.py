@@ -7,9 +7,9 @@
 
 A block of n contractions has 2^(n-1) cuts into kernels. Of each kernel that a cut may have, the config that the cost
 model chooses and those of its neighbourhood that are predicted best are measured: of every template that applies, so
-many configs. All kernels of a block are interleaved, one thread, processor time, the least of all turns; a cut's time
-is the sum over its kernels. "Chosen" is the time of the configs that the model chooses, "best" that of the fastest ones
-measured. Every kernel is compared with the oracle first.
+many configs; of derived sketches where no template does. All kernels of a block are interleaved, one thread, processor
+time, the least of all turns; a cut's time is the sum over its kernels. "Chosen" is the time of the configs that the
+model chooses, "best" that of the fastest ones measured. Every kernel is compared with the oracle first.
 
 The floor is the larger of the multiplications at the FMA ports' nominal rate, and of the bytes of the block's inputs
 and outputs from L3. For a part that Winograd's algorithm or the inner-product trick computes it is no bound.
@@ -36,7 +36,7 @@ from baselines.machine import describe
 from tilewright.cost import cpu
 from tilewright.dtypes import DType
 from tilewright.graph.chain import Chain, chain_of
-from tilewright.graph.ir import Node
+from tilewright.graph.ir import Graph, Node
 from tilewright.graph.op import apply
 from tilewright.graph.oracle import evaluate
 from tilewright.graph.task import Task
@@ -45,12 +45,13 @@ from tilewright.loops.ir import Program
 from tilewright.measure.check import relative_error
 from tilewright.measure.single import Built, KernelRun, executor_of
 from tilewright.runtime.executor import aligned_empty
+from tilewright.space.candidates import Candidates
 from tilewright.space.catalog import catalog
 from tilewright.space.implementation import SubTask, cut
 from tilewright.space.space import Config
 from tilewright.space.template import Applied, Terms, Work
 from tilewright.testing.problems import Inputs
-from tilewright.tune.choose import descend
+from tilewright.tune.choose import counted, descend
 from tilewright.tune.oracle import PredictedCosts
 
 TOLERANCE = 1e-5
@@ -59,10 +60,30 @@ CALLS = 0.002  # seconds of calls of a kernel in a turn
 NEIGHBOURS = 400  # configs whose predicted times are compared
 
 
+Stages = list[tuple[Sequence[Node], Node]]  # which nodes each computes, and which of them is its result
+
+
 @dataclass(frozen=True)
 class Case:
+    """A block. `cut_after`: its nodes that end a stage, where that is not a contraction each."""
+
     name: str
     task: Task
+    cut_after: tuple[Node, ...] = ()
+
+    @property
+    def stages(self) -> Stages:
+        if not self.cut_after:
+            chain = chain_of(self.task)
+            assert isinstance(chain, Chain), chain
+            return [(stage.members, stage.result) for stage in chain.stages]
+        left = [node for node in self.task.graph.nodes() if not (node.is_input or node.is_constant)]
+        found: Stages = []
+        for end in (*self.cut_after, self.task.output):
+            before = set(Graph(self.task.graph.inputs, (end,)).nodes())
+            found.append(([node for node in left if node in before], end))
+            left = [node for node in left if node not in before]
+        return found
 
 
 def convolved(
@@ -91,13 +112,11 @@ def inverted_residual(size: int, channels: int, results: int, stride: int, expan
     return Case(name, x.task(y))
 
 
-def conv_pair(size: int, inside: int, channels: int, stride: int, batch: int) -> Case:
+def conv_pair(size: int, inside: int, channels: int, stride: int) -> Case:
     x = Inputs()
-    y = convolved(x, x(batch, size, size, inside), 3, channels, stride)
+    y = convolved(x, x(1, size, size, inside), 3, channels, stride)
     y = convolved(x, y, 1, channels)
-    return Case(
-        f"pair {batch}x{size}x{size}, 3x3 {inside} -> {channels}, stride {stride}, then 1x1", x.task(y)
-    )
+    return Case(f"pair {size}x{size}, 3x3 {inside} -> {channels}, stride {stride}, then 1x1", x.task(y))
 
 
 def feed_forward(tokens: int, width: int = 768, inner: int = 3072) -> Case:
@@ -108,6 +127,23 @@ def feed_forward(tokens: int, width: int = 768, inner: int = 3072) -> Case:
     return Case(
         f"ffn {tokens} tokens, {width} -> {inner} -> {width}", x.task(apply("add", y, x(tokens, width)))
     )
+
+
+def norm_then_linear(tokens: int, width: int, results: int) -> Case:
+    x = Inputs()
+    scale, shift = x(width, constant=True), x(width, constant=True)
+    y = apply("layer_norm", x(tokens, width), scale, shift, dims=1, eps=1e-5)
+    z = apply("add", apply("linear", y, x(results, width, constant=True)), x(results, constant=True))
+    return Case(f"norm {tokens} tokens of {width}, then linear {results}", x.task(z), (y,))
+
+
+def linear_then_norm(tokens: int, width: int, results: int) -> Case:
+    x = Inputs()
+    y = apply("linear", x(tokens, width), x(results, width, constant=True))
+    y = apply("add", apply("add", y, x(results, constant=True)), x(tokens, results))
+    scale, shift = x(results, constant=True), x(results, constant=True)
+    z = apply("layer_norm", y, scale, shift, dims=1, eps=1e-5)
+    return Case(f"linear {width} -> {results} and residual, then norm, {tokens} tokens", x.task(z), (y,))
 
 
 def gemm_pair(rows: int, k: int, n: int, last: int) -> Case:
@@ -133,10 +169,12 @@ def cases() -> list[Case]:
         inverted_residual(14, 96, 160, 2),
         inverted_residual(7, 160, 160, 1),
         inverted_residual(7, 160, 320, 1),
-        *(conv_pair(224, 3, n, 2, batch) for n in (48, 64) for batch in (1, 8)),
-        *(conv_pair(112, n, n, 2, 1) for n in (48, 64)),
-        *(conv_pair(56, n, n, 1, 1) for n in (48, 64)),
+        *(conv_pair(224, 3, n, 2) for n in (48, 64)),
+        *(conv_pair(112, n, n, 2) for n in (48, 64)),
+        *(conv_pair(56, n, n, 1) for n in (48, 64)),
         *(gemm_pair(*sizes) for sizes in ((16384, 256, 64, 16), (32768, 576, 128, 64), (128320, 96, 32, 96))),
+        *(norm_then_linear(tokens, 768, 2304) for tokens in (128, 512)),
+        *(linear_then_norm(tokens, 768, 768) for tokens in (128, 512)),
         *(feed_forward(tokens) for tokens in (128, 197, 512)),
     ]
 
@@ -210,7 +248,7 @@ class BlockRow:
 
 
 def one_thread(applied: Applied, config: Config, machine: CpuMachine) -> float:
-    terms = applied.terms(config)
+    terms, _ = counted(applied, config, machine)
     assert isinstance(terms, Terms)
     return float(cpu.seconds(terms, machine, threads=1, rates=cpu.rates_of(machine)))
 
@@ -240,7 +278,9 @@ def kernels_of(sub: SubTask, machine: CpuMachine, configs: int) -> list[Kernel]:
         for node in sub.task.graph.inputs
     ]
     (expected,) = evaluate(sub.task.graph, arrays, precise=True)
-    for applied in catalog(machine.kind).trusted(work):
+    templates = catalog(machine.kind).trusted(work)
+    others = [each for each in Candidates.of(work).applied if each.space.template != "default"]
+    for applied in templates or others:
         for number, config in enumerate(neighbourhood(applied, work, configs)):
             program = applied.program(config)
             assert isinstance(program, Program)
@@ -291,16 +331,14 @@ def _aligned(array: np.ndarray) -> np.ndarray:
     return copy
 
 
-def groups_of(task: Task, machine: CpuMachine, configs: int) -> list[Group]:
-    chain = chain_of(task)
-    assert isinstance(chain, Chain), chain
-    stages = chain.stages
+def groups_of(case: Case, machine: CpuMachine, configs: int) -> list[Group]:
+    task, stages = case.task, case.stages
     constants = [task.graph.inputs[number] for number in task.constants]
     found = []
     for first in range(len(stages)):
         for last in range(first, len(stages)):
-            members = [node for stage in stages[first : last + 1] for node in stage.members]
-            (sub,) = cut(task.graph, constants, [(members, stages[last].result)])
+            members = [node for stage, _ in stages[first : last + 1] for node in stage]
+            (sub,) = cut(task.graph, constants, [(members, stages[last][1])])
             kernels = kernels_of(sub, machine, configs)
             if kernels:
                 price = PredictedCosts(machine).price(sub.task)
@@ -323,7 +361,7 @@ def cuts_of(groups: Sequence[Group], stages: int) -> Iterator[list[Group]]:
 
 
 def measured(case: Case, machine: CpuMachine, configs: int, turns: int) -> BlockRow:
-    groups = groups_of(case.task, machine, configs)
+    groups = groups_of(case, machine, configs)
     kernels = [kernel for group in groups for kernel in group.kernels]
     for _ in range(turns):
         for kernel in kernels:

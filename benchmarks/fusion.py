@@ -286,8 +286,8 @@ def cut_row(name: str) -> CutRow:
 
 def cut_table(rows: Sequence[CutRow]) -> list[str]:
     lines = [
-        "Processor time of the partition itself, with the predictions that earlier passes made; predicted times are of the"
-        " groups that have an alternative.",
+        "Processor time of the partition itself, with the predictions that earlier passes made; predicted times are of"
+        " the groups that have an alternative.",
         "",
         "| model | groups, greedy | dynamic | predicted us, greedy | dynamic | ratio | priced | states"
         " | s, greedy | s, dynamic | |",

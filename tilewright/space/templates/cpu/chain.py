@@ -208,7 +208,7 @@ class AppliedRowBlockChain:
     @cached_property
     def space(self) -> Space:
         knobs = [Knob("block", self.block_sizes)]
-        together = []
+        together: list[tuple[str, ...]] = []
         for number, stage in enumerate(self.stages_for(self.block_sizes[0])):
             cuts = next(knob.choices for knob in stage.space.knobs if knob.name == "k_block")
             wide = -(-stage.gemm.vector.extent // stage.lanes)

@@ -30,6 +30,7 @@ from tilewright.space.chain import Stage, stages_of
 from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.template import Applied, CpuWork, Terms
 from tilewright.space.templates.cpu.contraction import AppliedContraction
+from tilewright.space.templates.cpu.contraction_nest import ContractionNest
 from tilewright.space.templates.cpu.contraction_terms import PREFETCHED_COST, ContractionTiling
 from tilewright.space.templates.cpu.gemm import Gemm, coordinates, gemm_of
 from tilewright.support.arith import ceil_div
@@ -358,7 +359,7 @@ class AppliedRowBlockChain:
         chain = self.chain
         stages = self.stages_for(size)
         nests = [
-            stage.nest_of(tiling, str(number))
+            ContractionNest(stage, tiling, str(number))
             for number, (stage, tiling) in enumerate(zip(stages, self._tilings(values), strict=True))
         ]
         blocks = Tiles(chain.rows, size)

@@ -311,5 +311,5 @@ class AppliedContraction(ContractionTerms):
     def program(self, config: Config) -> Program:
         return self.nest_of(self.shape_of(dict(config.values))).program(config)
 
-    def nest_of(self, shape: ContractionTiling, name: str = "") -> ContractionNest:
-        return ContractionNest(self, shape, name)
+    def nest_of(self, shape: ContractionTiling) -> ContractionNest:
+        return ContractionNest(self, shape)

@@ -8,6 +8,7 @@
 space       the whole space; without sketches; without templates (on a GPU: nor library calls, nor decompositions)
 cost        the analytical model alone; boosted trees that begin with nothing; both, which is the default
 schedule    which task of a model the next round goes to: every task in turn, the heaviest, the steepest gradient
+steps       tensor instructions, dynamic partition, sketches, task scheduler, register mapping: each added in turn
 
 The tasks are the heaviest of their kind in models of the zoo. Each run begins with an empty database and cache and has
 as many trials as the others. Then the choices of a task's runs are timed interleaved, and a run's time after each round
@@ -36,6 +37,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that is not installed
 
+from ablation_steps import STEPS, Step, Stepped, steps_section, subject_of
 from ablation_tables import ALLOCATIONS, BEFORE, COSTS, MODELS, SPACES, Raced, Round, Run, Runs, document
 from baselines.machine import describe
 from tilewright import frontend, zoo
@@ -48,7 +50,7 @@ from tilewright.space.candidates import Candidates, Configs
 from tilewright.space.template import Work
 from tilewright.support.trace import Event, Trace
 from tilewright.targets.resolve import resolve_target
-from tilewright.targets.target import Target, together
+from tilewright.targets.target import Cutting, Target, together
 from tilewright.tune.choose import Choice, best_among, choose
 from tilewright.tune.effort import Tuning
 from tilewright.tune.tunable import Tunable, TunableTask
@@ -103,11 +105,12 @@ class Models:
 
     target: Target
     numerics: str = "fast"
-    known: dict[str, dict[str, tuple[Work, int]]] = field(default_factory=dict)
+    known: dict[tuple[str, str], dict[str, tuple[Work, int]]] = field(default_factory=dict)
 
-    def works(self, name: str) -> dict[str, tuple[Work, int]]:
+    def works(self, name: str, kind_of_partition: str = "dynamic") -> dict[str, tuple[Work, int]]:
         """By key, with the number of calls."""
-        if name not in self.known:
+        asked = name, kind_of_partition
+        if asked not in self.known:
             say(f"importing {name}")
             kind = self.target.machine.kind
             model = zoo.build(name, seed=0)
@@ -116,12 +119,14 @@ class Models:
                 model = model.half()
                 inputs = tuple(x.half() if x.is_floating_point() else x for x in inputs)
             imported = frontend.import_model(model, inputs)
-            partition = self.target.partition(imported, self.numerics, Trace.off())
-            self.known[name] = {
+            partition = self.target.partition(
+                imported, self.numerics, Trace.off(), cutting=Cutting(kind_of_partition, measured=False)
+            )
+            self.known[asked] = {
                 key: (Work(task, self.target.machine, self.numerics), count)
                 for key, (task, count) in together([partition]).items()
             }
-        return self.known[name]
+        return self.known[asked]
 
     def task(self, wanted: Wanted) -> Work:
         such = [found for found in self.works(wanted.model).values() if wanted.is_such(found[0].task)]
@@ -354,6 +359,25 @@ class Bench:
             found[allocation] = run
         self.race(name, {key: work for key, (work, _) in works.items()}, found, trials * len(works))
 
+    def steps(self, name: str, models: Models, trials: int) -> None:
+        """A run for each step, with so many trials for each task on average, and a race."""
+        threads = self.target.threads(self.threads)
+        cuts = {kind: models.works(name, kind) for kind in dict.fromkeys(step.partition for step in STEPS)}
+        most = trials * max(map(len, cuts.values()))
+        found = {}
+        for step in STEPS:
+
+            def tunables(step: Step = step) -> dict[str, tuple[Tunable, int]]:
+                works = cuts[step.partition].items()
+                return {key: (Stepped(work, threads, step=step), count) for key, (work, count) in works}
+
+            run = self.tuned(subject_of(name), step.name, tunables, most, allocation=step.allocation)
+            if run is None:
+                return
+            found[step.name] = run
+        every = {key: work for works in cuts.values() for key, (work, _) in works.items()}
+        self.race(subject_of(name), every, found, most)
+
 
 def _alone(work: Work, threads: int, restricted: Mapping[str, Any]) -> dict[str, tuple[Tunable, int]]:
     """SpaceError where nothing of this space computes it."""
@@ -392,10 +416,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in options.models if "schedule" in options.only else ():
             if bench.left > 0:
                 bench.model(name, models.works(name), options.model_trials)
+        for name in options.models if "steps" in options.only else ():
+            if bench.left > 0:
+                bench.steps(name, models, options.model_trials)
     except KeyboardInterrupt:
         say("interrupted; the same command with the same --runs goes on from here")
     machine = describe() | {"target": target.machine.describe()}
     text = document(runs, machine, options)
+    if "steps" in options.only:
+        text += steps_section(runs, options.models, options.seed, options.model_trials)
     print(text)
     if options.markdown:
         options.markdown.write_text(text)
@@ -417,7 +446,11 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
     add = parser.add_argument
     add("--target", choices=tuple(BATCHES), default="cpu")
-    add("--only", type=names(("space", "cost", "schedule")), default=["space", "cost", "schedule"])
+    add(
+        "--only",
+        type=names(("space", "cost", "schedule", "steps")),
+        default=["space", "cost", "schedule", "steps"],
+    )
     add("--tasks", type=names(list(TASKS)), default=list(TASKS))
     add("--models", type=names(zoo.names()), default=list(MODELS))
     add("--trials", type=int, default=24, help="of each run of a task")

@@ -1,12 +1,16 @@
 """What the graph half of fusion gains: the partition by dynamic programming, and padded channels.
 
     python benchmarks/fusion.py --partition [--device cpu|cuda] [--models NAME ...] [--effort none|quick] [--budget 10s]
+    python benchmarks/fusion.py --cuts [--models NAME ...]
     python benchmarks/fusion.py --padding [--device cuda|cpu]
     ... [--json FILE] [--markdown FILE]
 
 `--partition` compiles each model with greedy fusion and with dynamic programming, checks both against PyTorch in
 float64, and interleaves their calls. A row has the medians, the ratio with a 95% interval (bootstrap over turns), the
 number of kernels, what the oracle predicted for the groups that differ, and the seconds of the partition itself.
+
+`--cuts` cuts each model for this CPU both ways and compiles nothing: the seconds of the partition, the predicted times,
+and the groups that differ. It needs no quiet machine, because it counts processor time.
 
 `--padding` computes convolutions with 46 and 174 channels with Tilewright, with padding and without, and with PyTorch
 (cuDNN on a GPU, oneDNN on a CPU) as they are and with channels that are padded by hand; copies count everywhere.
@@ -23,6 +27,7 @@ import random
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -38,11 +43,11 @@ from tilewright.zoo import registry
 
 TURNS = 21
 TURN_SECONDS = {"cpu": 0.05, "cuda": 0.01}
-CPU_MODELS = ("mobilenetv2", "resnet50", "bert-base", "detr-6")
-GPU_MODELS = (
+MODELS = (
     *("resnet50", "mobilenetv2", "vit-b16", "bert-base", "gpt2", "detr-3", "detr-6", "detr-12"),
     "setr-naive-base",
 )
+LARGE = ("setr-naive", "setr-pup")  # whose runs take minutes on a CPU; `--cuts` has them too
 # Batch, height, width, channels in and out, window and padding of convolutions with unaligned channels, as the paper on
 # Bolt (Xing et al., MLSys 2022) pads them.
 CONVOLUTIONS = (
@@ -223,6 +228,87 @@ def partition_table(rows: Sequence[PartitionRow], effort: str) -> list[str]:
     return lines
 
 
+@dataclass(frozen=True)
+class CutRow:
+    model: str
+    groups: dict[str, int]
+    predicted: dict[str, float]  # microseconds of the groups that have alternatives
+    priced: int
+    states: int
+    partition_seconds: dict[str, float]  # of a processor
+    note: str
+    removed: dict[str, int]  # calls of greedy fusion that dynamic programming has not, by label and shape
+    added: dict[str, int]
+
+
+def cut_row(name: str) -> CutRow:
+    """Both partitions for this CPU, without compiling them."""
+    from tilewright import frontend
+    from tilewright.hw import host
+    from tilewright.targets.cpu import CpuTarget
+    from tilewright.targets.target import Cutting
+    from tilewright.tune import oracle
+
+    imported = frontend.import_model(registry.build(name), registry.example_inputs(name))
+    target = CpuTarget(host())
+    seconds: dict[str, float] = {}
+    calls: dict[str, Counter[str]] = {}
+    report = None
+    for kind in ("greedy", "dynamic"):
+        oracle._prediction.cache_clear()
+        began: list[float] = []
+
+        def listen(moment: str, event: Any, kind: str = kind, began: list[float] = began) -> None:
+            if event.name == "rewrites.partition":
+                if moment == "begin":
+                    began.append(time.process_time())
+                else:
+                    seconds[kind] = time.process_time() - began[-1]
+
+        found = target.partition(
+            imported, "fast", Trace(listener=listen), cutting=Cutting(kind, measured=False)
+        )
+        calls[kind] = Counter(f"{call.task.label} {call.task.output.type!r}" for call in found.calls)
+        report = found.fusion
+    assert report is not None
+    return CutRow(
+        name,
+        {kind: sum(each.values()) for kind, each in calls.items()},
+        {"greedy": report.greedy_seconds * 1e6, "dynamic": report.seconds * 1e6},
+        report.priced,
+        report.states,
+        seconds,
+        report.note,
+        dict(calls["greedy"] - calls["dynamic"]),
+        dict(calls["dynamic"] - calls["greedy"]),
+    )
+
+
+def cut_table(rows: Sequence[CutRow]) -> list[str]:
+    lines = [
+        "Processor time of the partition itself, with the predictions that earlier passes made; predicted times are of"
+        " the groups that have an alternative.",
+        "",
+        "| model | groups, greedy | dynamic | predicted us, greedy | dynamic | ratio | priced | states"
+        " | s, greedy | s, dynamic | |",
+        "| --- " * 11 + "|",
+    ]
+    for row in rows:
+        us, s = row.predicted, row.partition_seconds
+        ratio = f"{us['greedy'] / us['dynamic']:.3f}x" if us["dynamic"] else ""
+        lines.append(
+            f"| {row.model} | {row.groups['greedy']} | {row.groups['dynamic']} | {us['greedy']:.1f}"
+            f" | {us['dynamic']:.1f} | {ratio} | {row.priced} | {row.states} | {s['greedy']:.2f}"
+            f" | {s['dynamic']:.2f} | {row.note} |"
+        )
+    for row in rows:
+        if row.removed or row.added:
+            lines += ["", f"{row.model}, the calls that differ:", ""]
+            for title, some in (("greedy", row.removed), ("dynamic", row.added)):
+                lines += [f"- {title}: {count} x {label}" for label, count in some.items()]
+    return lines
+
+
 def padding_row(shape: tuple[Any, ...], device: str, effort: str) -> PaddingRow:
     batch, height, width, channels, results, window, border = shape
     dtype = torch.float16 if device == "cuda" else torch.float32
@@ -317,6 +403,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--partition", action="store_true")
+    parser.add_argument("--cuts", action="store_true")
     parser.add_argument("--padding", action="store_true")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--models", nargs="+")
@@ -330,7 +417,7 @@ def main() -> None:
     lines = [f"{machine_of(options.device)}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}.", ""]
     found: dict[str, list[Any]] = {}
     if options.partition:
-        names = options.models or (GPU_MODELS if options.device == "cuda" else CPU_MODELS)
+        names = options.models or MODELS
         rows = []
         for name in names:
             if time.monotonic() - began > options.seconds:
@@ -340,6 +427,13 @@ def main() -> None:
             print(rows[-1], flush=True)
         lines += partition_table(rows, options.effort)
         found["partition"] = [asdict(row) for row in rows]
+    if options.cuts:
+        cuts = []
+        for name in options.models or (*MODELS, *LARGE):
+            cuts.append(cut_row(name))
+            print(cut_table(cuts[-1:])[4], flush=True)
+        lines += ["", *cut_table(cuts)]
+        found["cuts"] = [asdict(row) for row in cuts]
     if options.padding:
         padded = [padding_row(shape, options.device, options.effort) for shape in CONVOLUTIONS]
         lines += ["", *padding_table(padded, options.effort)]

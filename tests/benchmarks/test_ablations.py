@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,17 @@ from msgspec import structs
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # as where it is a command
 
+import ablation_steps as steps
 import ablation_tables as tables
 import ablations
 from ablation_tables import BEFORE, Point, Raced, Round, Run, Runs
 from tests.tune.test_tuner import Told, product, varied
+from tilewright.graph.op import apply
 from tilewright.hw import host
 from tilewright.space.space import Config
 from tilewright.space.template import Work
 from tilewright.targets.resolve import resolve_target
+from tilewright.testing.problems import Inputs
 
 START, CHOSEN = Config.of("default", {}), Config.of("contraction", {"rows": 4})
 
@@ -177,3 +181,60 @@ def test_every_allocation_is_run_and_what_the_time_ends_is_not_kept(tmp_path: Pa
     late = ablations.Bench(target, Runs(), 1e-6, threads=1, search="random", runner=told)
     late.model("both", works, trials=8)
     assert not late.runs.found and not late.runs.races
+
+
+# -- parts added in turn ----------------------------------------------------------------------------------------------
+
+
+def test_what_a_template_is_a_part_of() -> None:
+    names = ("default", "sketch:micro+pack", "sketch:tensorised", "contraction_int8", "contraction")
+    assert [steps.kind_of(name) for name in names] == [
+        "default",
+        "sketch",
+        "instruction",
+        "instruction",
+        "template",
+    ]
+
+
+def test_each_step_adds_to_the_one_before() -> None:
+    for one, two in pairwise(steps.STEPS):
+        assert one.kinds <= two.kinds
+        pairs = ((one.kinds, two.kinds), (one.partition, two.partition), (one.allocation, two.allocation))
+        assert sum(a != b for a, b in pairs) == 1
+    assert steps.STEPS[-1].kinds == {"default", "instruction", "sketch", "template"}
+
+
+class TwoCuts:
+    """A model that both partitions cut alike, into two tasks."""
+
+    def works(self, name: str, partition: str) -> dict[str, tuple[Work, int]]:
+        return {work.task.key: (work, 2) for work in (Work(product(rows), host()) for rows in (8, 9))}
+
+
+def test_every_step_is_run_with_its_part_of_the_space(tmp_path: Path) -> None:
+    path, told = tmp_path / "runs.jsonl", Told(varied)
+    bench = ablations.Bench(
+        resolve_target("cpu"), Runs.open(path), 60.0, threads=1, search="random", runner=told
+    )
+    bench.steps("small", TwoCuts(), trials=4)  # type: ignore[arg-type]
+    found = {run.variant: run for run in bench.runs.found}
+    assert tuple(found) == steps.NAMES
+
+    def kinds(name: str) -> set[str]:
+        return {steps.kind_of(config.template) for config in found[name].chosen.values()}
+
+    assert kinds("default programs") == kinds("+ dynamic partition") == {"default"}
+    assert kinds("+ task scheduler") <= {"default", "sketch"}
+    text = steps.steps_section(Runs.open(path), ["small", "large"], 0, 4)
+    assert text.count("| + ") == 5 and "Unfinished: large." in text
+    run, race = found["+ register mapping"], bench.runs.races[0]
+    assert f"{steps.total(run, race.seconds[run.variant]) * 1e3:.3f}" in text
+
+
+def test_a_task_that_only_templates_compute_has_the_whole_space() -> None:
+    x = Inputs()
+    heads = (x(2, 8, 16), x(2, 8, 16), x(2, 8, 16))
+    work = Work(x.task(apply("attention", *heads, scale=0.25, causal=False)), host())
+    narrow = steps.Stepped(work, 1, step=steps.STEPS[0])
+    assert narrow.is_whole and narrow.start.config.template != "default"

@@ -159,6 +159,36 @@ def test_without_prices_greedy_groups_stay() -> None:
     assert len(partition(graph_of(block), costs=Silent({"matmul+matmul": 1e-9})).calls) == 2
 
 
+class Forgetful(ByLabel):
+    """Knows the times of some tasks only."""
+
+    def __init__(self, known: Collection[str] = ()) -> None:
+        super().__init__({})
+        self.known = known
+
+    def price(self, task: Task) -> Price | None:
+        return Price(1e-3) if task.label in self.known else None
+
+
+def separable() -> Graph:
+    """A chain that greedy fusion makes: expand, filter, project."""
+    attrs = {"stride": (1, 1), "padding": ((0, 0), (0, 0)), "dilation": (1, 1), "layout": "channels_last"}
+    x = x_input(1, 14, 14, 8)
+    y = apply("relu", apply("conv", x, constant(array(1, 1, 8, 48)), groups=1, **attrs))
+    y = apply("conv", y, constant(array(3, 3, 1, 48)), groups=48, **attrs)
+    return graph_of(apply("conv", y, constant(array(1, 1, 48, 8)), groups=1, **attrs))
+
+
+@pytest.mark.parametrize("known", [(), ("conv",), ("conv+relu",), ("conv+relu", "conv")])
+def test_a_greedy_group_without_a_time_stays(known: tuple[str, ...]) -> None:
+    graph = separable()
+    greedy = labels(partition(graph))
+    assert greedy == ["conv+relu+conv+conv"]
+    found = partition(graph, costs=Forgetful(known))
+    assert labels(found) == greedy
+    assert found.fusion is not None and "stay as greedy fusion makes them" in str(found.fusion)
+
+
 def test_the_report_says_what_each_alternative_would_have_cost() -> None:
     block = linear(apply("relu", linear(x_input(32, 64), 128)), 64, seed=1)
     found = partition(graph_of(block), costs=ByLabel({"matmul+relu+matmul": 2.5e-3}))

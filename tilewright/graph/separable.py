@@ -6,7 +6,7 @@
 
 Channels are last; a lone depthwise convolution may have blocks of channels.
 
-`separable_of` recognises such a chain. Fusion creates no other tasks with two convolutions, and templates support
+`separable_of` recognises such a chain. Greedy fusion creates no other tasks with two convolutions; templates support
 every chain that it recognises.
 """
 

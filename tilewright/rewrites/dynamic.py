@@ -202,7 +202,10 @@ class _Search:
             self._prices[option.signature] = self._costs.price(self._task(option.signature, option.units))
         option.price = self._prices[option.signature]
         if option.price is None:
-            option.is_legal = option.is_greedy  # without a time, it is only used where greedy fusion made it
+            # Without a time there is nothing to compare: it is used where greedy fusion made it, and nowhere else.
+            option.is_legal, option.seconds = option.is_greedy, 0.0
+            if option.is_greedy:
+                self.note = "some groups have no time and stay as greedy fusion makes them"
             return
         is_sure = option.is_greedy or option.price.measured
         option.seconds = option.price.seconds * (1.0 if is_sure else 1.0 + MARGIN)

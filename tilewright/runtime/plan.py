@@ -207,7 +207,7 @@ class FusionReport(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         if self.partition == "greedy":
             return f"{self.groups} groups" + (f", {self.note}" if self.note else " by greedy fusion")
-        if not self.considered:
+        if not self.considered and not self.note:
             return f"{self.groups} groups, as greedy fusion makes them: no other group has a kernel"
         gain = max(0.0, 1.0 - self.seconds / self.greedy_seconds) if self.greedy_seconds else 0.0
         text = (

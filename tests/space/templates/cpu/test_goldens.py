@@ -46,6 +46,14 @@ def attention(queries: int, keys: int, width: int, causal: bool) -> Task:
     return x.task(apply("attention", q, k, v, scale=width**-0.5, causal=causal))
 
 
+def feed_forward() -> Task:
+    """relu(x @ a) @ b + x."""
+    x = Inputs()
+    source = x(40, 32)
+    wide = apply("relu", apply("matmul", source, x(32, 64, constant=True)))
+    return x.task(apply("add", apply("matmul", wide, x(64, 32, constant=True)), source))
+
+
 @dataclass(frozen=True)
 class Case:
     template: str
@@ -79,6 +87,7 @@ CASES = [
         "depthwise_channels_first",
         lambda: Image(1, (14, 14), (4, 4), (3, 3), low=(1, 1), high=(1, 1), groups=4).task(),
     ),
+    *on_both("row_block_chain", feed_forward),
     *on_both("separable", lambda: Chain(1, 8, 8, 8, 32, 16).task()),
     *on_both("strassen", lambda: linear(24, 32, 96), "relaxed"),
     *on_both("strassen_packed", lambda: linear(24, 32, 96, constant=False), "relaxed"),

@@ -15,6 +15,7 @@ def test_names_are_those_that_records_have() -> None:
         "depthwise",
         "depthwise_channels_first",
         "paired",
+        "row_block_chain",
         "separable",
         "strassen",
         "strassen_packed",

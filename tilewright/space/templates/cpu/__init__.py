@@ -3,6 +3,7 @@
 from tilewright.space.template import Template
 from tilewright.space.templates.cpu import fast_algebra
 from tilewright.space.templates.cpu.attention import Attention
+from tilewright.space.templates.cpu.chain import RowBlockChain
 from tilewright.space.templates.cpu.contraction import Contraction
 from tilewright.space.templates.cpu.contraction_int8 import ContractionInt8
 from tilewright.space.templates.cpu.contraction_transposed import ContractionTransposed
@@ -25,6 +26,7 @@ TEMPLATES = _by_name(
     ContractionInt8(),
     Depthwise(),
     DepthwiseChannelsFirst(),
+    RowBlockChain(),
     SeparableChain(),
     ContractionTransposed(),
     Winograd(),

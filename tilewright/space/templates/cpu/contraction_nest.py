@@ -54,7 +54,9 @@ _CHAIN = 256  # maximum products summed in one chain
 class ContractionNest:
     """The loop nest of one config. Methods without a leading underscore are for templates that reuse a part of it."""
 
-    def __init__(self, applied: AppliedContraction, shape: ContractionTiling) -> None:
+    def __init__(self, applied: AppliedContraction, shape: ContractionTiling, name: str = "") -> None:
+        """`name` is appended to the names of its own buffers, for a program with several nests."""
+        self.name = name
         self.shape, self.gemm, self.dims = shape, applied.gemm, applied.dims
         self.line_bytes = applied.machine.line_bytes
         self.partial_size = applied.partial_size(shape)
@@ -107,12 +109,12 @@ class ContractionNest:
         self.block_start: te.Expr = te.as_index(0)
         self._position_rows()
         self.accumulator = Buffer(
-            f"acc{shape.vectors}", gemm.reduction.result.dtype, shape.rows * self.width, Scope.REGISTER
+            f"acc{shape.vectors}{name}", gemm.reduction.result.dtype, shape.rows * self.width, Scope.REGISTER
         )
         self.packed = self._packed_weight()
         self.copy = self._copied_panel() if shape.copied else None
         self.formula = formula
-        self.last = ContractionNest(applied, shape.last) if shape.last is not None else None
+        self.last = ContractionNest(applied, shape.last, name) if shape.last is not None else None
         if self.last is not None:
             self.last.partial_size = self.partial_size
 
@@ -166,9 +168,13 @@ class ContractionNest:
 
     def _copied_panel(self) -> Buffer:
         size = self.shape.panels.size * self.gemm.length
-        return Buffer("panel", self.gemm.weight.dtype, size, Scope.SCRATCH)
+        return Buffer("panel" + self.name, self.gemm.weight.dtype, size, Scope.SCRATCH)
 
     def program(self, config: Config) -> Program:
+        return self.program_of(self._parallel(self.body()), config)
+
+    def body(self) -> Stmt:
+        """All loops but the parallel one."""
         stmts: list[Stmt] = []
         staged = self._stage() if self.shape.staged else None
         if staged is not None:
@@ -183,7 +189,7 @@ class ContractionNest:
             last_chunk = te.call("eq", self.chunk, te.as_index(self.shape.chunks - 1))
             columns = tail(self, self.tail, self.registers)
             stmts.append(If(last_chunk, columns) if self.shape.chunks > 1 else columns)
-        return self.program_of(self._parallel(with_values(block(*stmts), {})), config)
+        return with_values(block(*stmts), {})
 
     def program_of(self, body: Stmt, config: Config) -> Program:
         """The program with the loops `body`, which reads the weight in its packed order."""
@@ -240,7 +246,7 @@ class ContractionNest:
     def _stage(self) -> StagedOperand:
         assert self.dims is not None
         size = math.prod(self.staged_extents)
-        buffer = Buffer("staged", self.gemm.data.dtype, size, Scope.SCRATCH)
+        buffer = Buffer("staged" + self.name, self.gemm.data.dtype, size, Scope.SCRATCH)
         return StagedOperand(buffer, self.dims, self.staged_extents)
 
     def _position_in(self, staged: StagedOperand) -> te.Expr:
@@ -345,7 +351,7 @@ class ContractionNest:
             return block(*ahead, begin, summing, nest(self.in_tile, self._finished(total)))
 
         summing = self._k_loops(step, short)
-        partial = Buffer("partial", self.accumulator.dtype, self.partial_size, Scope.SCRATCH)
+        partial = Buffer("partial" + self.name, self.accumulator.dtype, self.partial_size, Scope.SCRATCH)
         position = row_major(self.row_loops) * self.accumulator.size + self.element
         before = te.Load(partial, (position,))
         resume = nest(self.in_tile, Store(self.accumulator, self.element, before))
@@ -374,7 +380,7 @@ class ContractionNest:
     @cached_property
     def totals(self) -> Buffer:
         """The sums of all chunks so far, for a register tile."""
-        return Buffer("totals", self.accumulator.dtype, self.accumulator.size, Scope.SCRATCH)
+        return Buffer("totals" + self.name, self.accumulator.dtype, self.accumulator.size, Scope.SCRATCH)
 
     def _added_to(self, buffer: Buffer, position: te.Expr) -> Stmt:
         total = te.Load(buffer, (position,)) + te.Load(self.accumulator, (self.element,))

@@ -93,7 +93,7 @@ def tail(nest_: ContractionNest, columns: int, registers: int) -> Stmt:
     tiles = Tiles(te.Var("row", shape.block), rows)
     k, first_row = gemm.k_axes[0], nest_.block_start + tiles.start()
     after = nest_.packed.packing.size - columns * k.extent
-    sums = Buffer("tail", DType.F32, rows * columns * lanes, Scope.REGISTER)
+    sums = Buffer("tail" + nest_.name, DType.F32, rows * columns * lanes, Scope.REGISTER)
     row, column, lane = te.Var("tr", rows), te.Var("tc", columns), te.Var("v", lanes)
     in_tile = [(row, Kind.UNROLL), (column, Kind.UNROLL), (lane, Kind.VECTOR)]
     position = (row * columns + column) * lanes + lane

@@ -1,0 +1,153 @@
+"""Chains by blocks of rows are right for random sizes, ends and configs, and what they cannot compute has a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from tests.programs import AVX2
+from tests.space.chains import POINTWISE, After, Case, random_case
+from tests.space.checked import Inputs, error
+from tests.space.templates.cpu.chains import Chain
+from tilewright.dtypes import DType
+from tilewright.graph.op import apply
+from tilewright.graph.task import Task
+from tilewright.hw import CpuMachine, host
+from tilewright.loops.verify import verify_program
+from tilewright.space.template import Terms, Work
+from tilewright.space.templates.cpu.chain import AppliedRowBlockChain, RowBlockChain
+from tilewright.tune.choose import choose, descend
+from tilewright.tune.oracle import PredictedCosts
+
+F32 = DType.F32
+NONE = After(bias=False, activation="none")
+
+
+def applied_to(task: Task, machine: CpuMachine | None = None) -> AppliedRowBlockChain:
+    found = RowBlockChain().apply(Work(task, machine or host()))
+    assert isinstance(found, AppliedRowBlockChain)
+    return found
+
+
+def checked(seed: int) -> bool:
+    """Whether a random chain with a random config is taken; it is right if it is."""
+    rng = Random(seed)
+    case = random_case(rng, dtypes=(F32,))
+    machine = host() if seed % 3 else replace(host(), vector_bytes=32, vector_registers=16)
+    work = Work(case.task(), machine)
+    applied = RowBlockChain().apply(work)
+    if applied is None:
+        assert 1 in case.widths or case.rows == 1, RowBlockChain().refusal(work)
+        return False
+    config = applied.space.sample(rng)
+    assert config is not None, case.name
+    assert error(applied.program(config), work.task) < 1e-5, (case.name, str(config))
+    terms = applied.terms(config)
+    assert isinstance(terms, Terms) and terms.arithmetic > 0 and terms.iterations > 0
+    return True
+
+
+def test_random_chains_are_right() -> None:
+    assert sum(map(checked, range(1000, 1005))) >= 4
+
+
+@pytest.mark.slow
+def test_many_random_chains_are_right() -> None:
+    assert sum(map(checked, range(2000, 2200))) >= 180
+
+
+CASES = [
+    Case(512, (96, 256, 96), (After(activation="gelu"), After(activation="none", residual=True)), dtype=F32),
+    Case(0, (3, 48, 48), image=(56, 56), stride=2, dtype=F32),
+    Case(130, (65, 33, 17), (After(residual=True),) * 2, "matmul", dtype=F32),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_config_of_the_model_is_right(case: Case) -> None:
+    applied = applied_to(case.task())
+    assert applied.chain.widths == case.widths[1:]
+    found = descend(applied, applied.work)
+    assert found is not None
+    assert error(applied.program(found[1]), applied.work.task) < 1e-6
+
+
+def test_a_narrower_machine_has_configs_for_its_registers() -> None:
+    applied = applied_to(CASES[0].task(), AVX2)
+    rng = Random(0)
+    for _ in range(5):
+        config = applied.space.sample(rng)
+        assert config is not None
+        verify_program(applied.program(config))
+
+
+def test_it_is_the_only_template_of_two_linear_layers() -> None:
+    work = Work(CASES[0].task(), host())
+    assert choose(work).config.template == "row_block_chain"
+    assert PredictedCosts(host()).can_compute(work.task)
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def with_a_window_after_the_first() -> Task:
+    x = Inputs()
+    first = apply("conv", x(1, 5, 5, 8), x(1, 1, 8, 8, constant=True), **POINTWISE)
+    return x.task(apply("conv", first, x(3, 3, 8, 8, constant=True), **POINTWISE))
+
+
+def with_a_stride_after_the_first() -> Task:
+    x = Inputs()
+    first = apply("conv", x(1, 6, 6, 8), x(1, 1, 8, 8, constant=True), **POINTWISE)
+    return x.task(apply("conv", first, x(1, 1, 8, 8, constant=True), **{**POINTWISE, "stride": (2, 2)}))
+
+
+def with_another_weight() -> Task:
+    x = Inputs()
+    first = apply("relu", apply("matmul", x(16, 8), x(8, 24, constant=True)))
+    return x.task(apply("matmul", first, x(24, 8)))
+
+
+def with_one_weight_twice() -> Task:
+    x = Inputs()
+    weight = x(16, 16, constant=True)
+    return x.task(apply("matmul", apply("relu", apply("matmul", x(8, 16), weight)), weight))
+
+
+def with_an_intermediate_that_is_read_twice() -> Task:
+    x = Inputs()
+    first = apply("relu", apply("matmul", x(16, 8), x(8, 8, constant=True)))
+    return x.task(apply("add", apply("matmul", first, x(8, 8, constant=True)), first))
+
+
+def batched() -> Task:
+    x = Inputs()
+    first = apply("relu", apply("matmul", x(3, 8, 16), x(3, 16, 8, constant=True)))
+    return x.task(apply("matmul", first, x(3, 8, 8, constant=True)))
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (Case(64, (32, 32, 32)).task, "32-bit floats"),
+        (with_a_window_after_the_first, "reads other rows than the block computes"),
+        (with_a_stride_after_the_first, "reads other rows than the block computes"),
+        (with_another_weight, "not constant"),
+        (with_one_weight_twice, "read elsewhere too"),
+        (with_an_intermediate_that_is_read_twice, "the result of matmul 1 is read twice"),
+        (batched, "batched"),
+        (Chain(1, 8, 8, 8, 32, 16).task, "pad+conv+add+clamp is not a product of rows"),
+        (Case(64, (32, 32), dtype=F32).task, "fewer than two contractions"),
+        (Case(64, (8, 40_000, 8), dtype=F32).task, "take at least 2560000 bytes for a block, of the"),
+    ],
+)
+def test_what_it_cannot_compute_is_refused_with_the_reason(make: Callable[[], Task], reason: str) -> None:
+    task = make()
+    found = RowBlockChain().refusal(Work(task, AVX2))
+    assert found is not None and reason in found
+    applied = RowBlockChain().apply(Work(task, AVX2))
+    assert applied is None or next(iter(applied.space.configs()), None) is None
+    assert PredictedCosts(AVX2).refusal(task) == found

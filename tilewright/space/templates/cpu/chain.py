@@ -1,0 +1,407 @@
+"""Chains of matmuls and convolutions by blocks of rows, with the results between them in L2.
+
+    relu(conv3x3(x, a) + c) -> conv1x1(., b)      y = gelu(x @ a + c) -> y @ b + x
+
+    for every block of rows:                                          (parallel)
+      between0[rows of the block] = the first contraction of these rows
+      out[rows of the block] = the second contraction of between0
+
+The first may be any that `contraction` computes; blocks of an image are some of its rows of pixels. The others multiply
+the rows that the block has: `CONDITIONS` lists what that takes. Each stage is a nest of `contraction` over one block,
+with its register tiles and packed panels, so the weights are read again for each block. That is the price; what is
+saved is the traffic of the results between, and a start of the threads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+
+from tilewright import te
+from tilewright.dtypes import DType
+from tilewright.graph.chain import Refused
+from tilewright.loops.formula import Formula
+from tilewright.loops.ir import SCRATCH_LIMIT, Buffer, Kind, Program, Scope, block, nest
+from tilewright.loops.tiling import Tiles, extent_of, indices_of, with_values
+from tilewright.space.chain import Stage, stages_of
+from tilewright.space.space import Config, Knob, Space, Value
+from tilewright.space.template import Applied, CpuWork, Terms
+from tilewright.space.templates.cpu.contraction import AppliedContraction
+from tilewright.space.templates.cpu.contraction_nest import ContractionNest
+from tilewright.space.templates.cpu.contraction_terms import PREFETCHED_COST, ContractionTiling
+from tilewright.space.templates.cpu.gemm import Gemm, coordinates, gemm_of
+from tilewright.support.arith import ceil_div
+from tilewright.te.index import linear, simplify
+
+NAME = "row_block_chain"
+_ROWS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # approximate rows of a block
+_TILES = ("14x2", "12x2", "10x2", "8x2", "8x3", "6x4", "6x3", "5x5", "4x6", "14x1", "12x1", "8x1", "6x2",
+          "4x4", "4x3", "4x2", "4x1", "2x2", "2x1", "1x4", "1x2", "1x1")  # fmt: skip
+_UNROLL = 4
+
+
+# -- which chains -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ChainWork:
+    """The stages of a chain as GEMMs, each over the buffers of the whole task. An iteration of the parallel loop has
+    one value of each axis in `lead`, some of `rows`, and all of those in `inner`."""
+
+    stages: tuple[Stage, ...]
+    gemms: tuple[Gemm, ...]
+    lead: tuple[te.Var, ...]
+    rows: te.Var
+    inner: tuple[te.Var, ...]
+    params: tuple[Buffer, ...]
+
+    @property
+    def pixels(self) -> int:
+        """Rows of the matrices for each value of `rows`."""
+        return extent_of(self.inner)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        return tuple(gemm.vector.extent for gemm in self.gemms)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What must hold of two neighbouring stages, and what is said if it does not."""
+
+    holds: Callable[[Stage, Gemm, Gemm], bool]
+    reason: str
+
+
+CONDITIONS = (
+    Condition(
+        lambda stage, one, two: all(_is_float32(gemm.formula) for gemm in (one, two)),
+        "it does not multiply 32-bit floats throughout",
+    ),
+    Condition(
+        lambda stage, one, two: type(one) is Gemm and type(two) is Gemm and not one.shared and not two.shared,
+        "its products are batched, or have groups or blocks of channels",
+    ),
+    Condition(
+        lambda stage, one, two: all(_has_own_weight(gemm) for gemm in (one, two)),
+        "the weight of a product is not constant, or is read elsewhere too",
+    ),
+    Condition(
+        lambda stage, one, two: isinstance(two.data, te.Load) and two.data.source == stage.source,
+        "the second product does not read the result of the first alone",
+    ),
+    Condition(
+        lambda stage, one, two: _reads_its_rows(one, two),
+        "the second product reads other rows than the block computes",
+    ),
+)
+
+
+def _is_float32(formula: Formula) -> bool:
+    buffers = (*formula.inputs, formula.output, formula.reductions[0].result)
+    return all(buffer.dtype is DType.F32 for buffer in buffers)
+
+
+def _has_own_weight(gemm: Gemm) -> bool:
+    loads = [load for expr in gemm.formula.expressions() for load in te.loads(expr)]
+    own = sum(load.source == gemm.weight_load.source for load in loads)
+    return gemm.constant_weight and own == 1
+
+
+def _reads_its_rows(one: Gemm, two: Gemm) -> bool:
+    """Whether row m of the second reads row m of the first, from its first column to its last."""
+    if len(two.k_axes) != 1 or extent_of(one.rows) != extent_of(two.rows) or not two.rows:
+        return False
+    width = one.vector.extent
+    if two.length != width or (len(two.rows) > 1 and _extents(one) != _extents(two)):
+        return False
+    assert isinstance(two.data, te.Load)
+    form, step = linear(two.data.indices[0]), width
+    wanted: dict[te.Expr, int] = {two.k_axes[0]: 1}
+    for axis in reversed(two.rows):
+        wanted[axis] = step
+        step *= axis.extent
+    return form.terms == wanted and not form.constant
+
+
+def _extents(gemm: Gemm) -> list[int]:
+    return [axis.extent for axis in gemm.rows]
+
+
+def chain_work(work: CpuWork) -> ChainWork | Refused:
+    """The stages as GEMMs; Refused if a block cannot compute them."""
+    stages = stages_of(work)
+    if isinstance(stages, Refused):
+        return stages
+    gemms = []
+    for stage in stages:
+        gemm = gemm_of(stage.formula)
+        if gemm is None or not gemm.rows:
+            return Refused(f"{stage.sub.task.label} is not a product of rows and a matrix")
+        gemms.append(gemm)
+    for stage, (one, two) in zip(stages[1:], pairwise(gemms), strict=True):
+        for condition in CONDITIONS:
+            if not condition.holds(stage, one, two):
+                return Refused(condition.reason)
+    weights = {gemm.weight_load.source for gemm in gemms}
+    read = [b for stage in stages for b in stage.formula.inputs if b in weights]
+    if len(read) > len(weights) or len(weights) < len(gemms):
+        return Refused("the weight of a product is not constant, or is read elsewhere too")
+    first = gemms[0]
+    if coordinates(first) is None and not isinstance(first.data, te.Load):
+        return Refused(f"the operand of {stages[0].sub.task.label} cannot be copied by blocks")
+    if any(gemm.rows != gemm.formula.axes[: len(gemm.rows)] for gemm in gemms):
+        return Refused("its rows are not the outermost axes of a result")
+    at = max(0, len(first.rows) - 2)
+    params = tuple(
+        Buffer(f"x{number}", node.dtype, node.type.size) for number, node in enumerate(work.task.graph.inputs)
+    )
+    made = (*params, *(stage.formula.output for stage in stages))
+    if any(buffer not in made for stage in stages for buffer in stage.formula.inputs):
+        return Refused("an operand is not read as it is stored")
+    return ChainWork(stages, tuple(gemms), first.rows[:at], first.rows[at], first.rows[at + 1 :], params)
+
+
+class RowBlockChain:
+    name = NAME
+
+    def apply(self, work: CpuWork) -> Applied | None:
+        found = chain_work(work)
+        return None if isinstance(found, Refused) else AppliedRowBlockChain(work, found)
+
+    def refusal(self, work: CpuWork) -> str | None:
+        """Why it does not compute a task; None if it does."""
+        found = chain_work(work)
+        if isinstance(found, Refused):
+            return found.reason
+        applied = AppliedRowBlockChain(work, found)
+        if next(iter(applied.space.configs()), None) is None:
+            least = min(applied.between_bytes(size) for size in applied.block_sizes)
+            return (
+                f"the results between its products take at least {least} bytes for a block, of the {applied.room}"
+                " that a core keeps"
+            )
+        return None
+
+
+# -- configs ----------------------------------------------------------------------------------------------------------
+
+
+class AppliedRowBlockChain:
+    def __init__(self, work: CpuWork, chain: ChainWork) -> None:
+        self.work, self.chain, self.machine = work, chain, work.machine
+        self.room = min(SCRATCH_LIMIT, self.machine.caches.l2_per_core) * 7 // 8
+        self._stages: dict[int, tuple[AppliedContraction, ...]] = {}
+
+    @cached_property
+    def block_sizes(self) -> tuple[int, ...]:
+        """Values of `chain.rows` in a block: whole rows of pixels of an image."""
+        extent, each = self.chain.rows.extent, self.chain.pixels
+        sizes = sorted({min(extent, ceil_div(rows, each)) for rows in _ROWS})
+        return tuple(dict.fromkeys(ceil_div(extent, ceil_div(extent, size)) for size in sizes))
+
+    def between_bytes(self, size: int) -> int:
+        return 4 * size * self.chain.pixels * sum(self.chain.widths[:-1])
+
+    @cached_property
+    def space(self) -> Space:
+        knobs = [Knob("block", self.block_sizes)]
+        together: list[tuple[str, ...]] = []
+        for number, stage in enumerate(self.stages_for(self.block_sizes[0])):
+            cuts = next(knob.choices for knob in stage.space.knobs if knob.name == "k_block")
+            wide = -(-stage.gemm.vector.extent // stage.lanes)
+            tiles = [tile for tile in _TILES if int(tile.split("x")[1]) <= wide]
+            knobs += [
+                Knob(f"tile{number}", tuple(tiles), ordered=False),
+                Knob(f"k_block{number}", cuts),
+                Knob(f"prefetch{number}", (0, 1, 2)),
+            ]
+            together += [(f"tile{number}",), (f"k_block{number}", f"prefetch{number}")]
+        return Space(NAME, tuple(knobs), self._legal, together=(("block",), *together))
+
+    def stages_for(self, size: int) -> tuple[AppliedContraction, ...]:
+        """The contractions of one block of this size."""
+        if size not in self._stages:
+            self._stages[size] = tuple(
+                AppliedContraction(self.work, gemm, coordinates(gemm)) for gemm in self._gemms_for(size)
+            )
+        return self._stages[size]
+
+    def _legal(self, values: Mapping[str, Value]) -> bool:
+        size = int(values["block"])
+        if self.between_bytes(size) > self.room:
+            return False
+        for stage, tile in zip(self.stages_for(size), self._tiles(values), strict=True):
+            rows = stage.gemm.rows[-1].extent if stage.gemm.rows else 1
+            if tile["rows"] > rows or not stage.space.legal(tile):
+                return False
+        return self._scratch(size, values) <= SCRATCH_LIMIT
+
+    def _scratch(self, size: int, values: Mapping[str, Value]) -> int:
+        held = self.between_bytes(size)
+        for stage, tiling in zip(self.stages_for(size), self._tilings(values), strict=True):
+            held += 4 * int(stage.partial_size(tiling)) * (tiling.k_block > 0)
+            held += 4 * math.prod(map(int, stage.staged_extents(tiling))) if tiling.staged else 0
+            held += 4 * tiling.rows * tiling.vectors * stage.lanes  # the sums of chunks of K
+        return held
+
+    def _tiles(self, values: Mapping[str, Value]) -> list[dict[str, int]]:
+        """The values of the knobs of `contraction` for each stage."""
+        found = []
+        for number, stage in enumerate(self.stages_for(int(values["block"]))):
+            rows, vectors = map(int, str(values[f"tile{number}"]).split("x"))
+            found.append(
+                {
+                    "rows": rows,
+                    "vectors": vectors,
+                    "unroll": _UNROLL if stage.gemm.length >= _UNROLL else 1,
+                    "block": 0,
+                    "chunks": 1,
+                    "k_block": int(values[f"k_block{number}"]),
+                    "prefetch": int(values[f"prefetch{number}"]),
+                    "stage": stage.must_stage,
+                }
+            )
+        return found
+
+    def _tilings(self, values: Mapping[str, Value]) -> list[ContractionTiling]:
+        stages = self.stages_for(int(values["block"]))
+        return [stage.shape_of(tile) for stage, tile in zip(stages, self._tiles(values), strict=True)]
+
+    # -- one block ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _first(self) -> te.Var:
+        """The block's first value of `chain.rows`."""
+        return te.Var("first_row", self.chain.rows.extent)
+
+    def _gemms_for(self, size: int) -> list[Gemm]:
+        chain, pixels = self.chain, self.chain.pixels
+        flat = te.Var("first_in_all", extent_of(chain.gemms[0].rows))  # the same as an index of all rows
+        small: dict[Buffer, Buffer] = {}
+        gemms = []
+        for number, (stage, gemm) in enumerate(zip(chain.stages, chain.gemms, strict=True)):
+            if len(gemm.rows) > 1 or number == 0:
+                axis, rest = gemm.rows[len(chain.lead)], gemm.rows[len(chain.lead) + 1 :]
+                mine, start = te.Var(axis.name + "_in", size), self._first
+            else:
+                (axis,), rest = gemm.rows, ()
+                mine, start = te.Var(axis.name + "_in", size * pixels), flat
+            at: dict[te.Var, te.Expr] = {axis: start + mine if mine.extent > 1 else start}
+            at |= dict(zip(gemm.rows, chain.lead, strict=False)) if axis != gemm.rows[0] else {}
+            axes = (*((mine,) if mine.extent > 1 else ()), *rest, gemm.vector)
+            formula = _blocked(stage.formula, at, axes, {self._first, flat, *chain.lead}, small)
+            if number < len(chain.stages) - 1:
+                own = replace(formula.output, size=size * pixels * gemm.vector.extent, scope=Scope.SCRATCH)
+                small[stage.formula.output] = own
+                formula = replace(
+                    formula, output=own, store=_from_zero(formula.store, {self._first, flat, *chain.lead})
+                )
+            found = gemm_of(formula)
+            assert found is not None
+            gemms.append(found)
+        return gemms
+
+    # -- what it costs ----------------------------------------------------------------------------------------------
+
+    @property
+    def _in_all(self) -> int:
+        return extent_of(self.chain.lead)
+
+    def terms(self, config: Config) -> Terms:
+        """Those of `contraction` for each block, with the weights again from L3 for each but the first, and the
+        results between in L2."""
+        values = dict(config.values)
+        size = config.int("block")
+        blocks = self._in_all * ceil_div(self.chain.rows.extent, size)
+        parts: list[Terms] = []
+        l2 = l3 = memory = prefetched = 0.0
+        for stage, tile in zip(self.stages_for(size), self._tiles(values), strict=True):
+            parts.append(stage.terms_of(tile))
+            gemm = stage.gemm
+            weight = float(gemm.length * gemm.vector.extent * gemm.weight_bytes)
+            again = weight * (blocks - 1)
+            memory += weight
+            if tile["prefetch"]:
+                prefetched += weight
+                again *= PREFETCHED_COST
+            # Weights that fit beside the results between stay in L2 from one block to the next.
+            stay = self.machine.caches.keep(weight + self.between_bytes(size))
+            l3 += 0.0 if stay else again
+            l2 += again if stay else 0.0
+        between = self.between_bytes(size) * blocks
+        out = self.chain.stages[-1].formula.output
+        read = sum(b.size * 4.0 for b in self.chain.params if b not in self._weights)
+        return Terms(
+            arithmetic=blocks * sum(part.arithmetic for part in parts),
+            loads=blocks * sum(part.loads for part in parts),
+            stores=blocks * sum(part.stores for part in parts),
+            branches=blocks * sum(part.branches for part in parts),
+            from_l2=blocks * sum(part.from_l2 for part in parts) + l2 + between,
+            from_l3=l3 + read + 2.0 * out.size * out.dtype.bytes,
+            from_memory=memory,
+            prefetched=prefetched,
+            iterations=blocks,
+            scalar=blocks * sum(part.scalar for part in parts),
+        )
+
+    @cached_property
+    def _weights(self) -> set[te.Source]:
+        return {gemm.weight_load.source for gemm in self.chain.gemms}
+
+    # -- the program ------------------------------------------------------------------------------------------------
+
+    def program(self, config: Config) -> Program:
+        values, size = dict(config.values), config.int("block")
+        chain = self.chain
+        stages = self.stages_for(size)
+        nests = [
+            ContractionNest(stage, tiling, str(number))
+            for number, (stage, tiling) in enumerate(zip(stages, self._tilings(values), strict=True))
+        ]
+        blocks = Tiles(chain.rows, size)
+        tile = te.Var("block", blocks.count)
+        loops = [axis for axis in (*chain.lead, tile) if axis.extent > 1]
+        parallel = te.Var("p", extent_of(loops))
+        first = blocks.start_of(tile)
+        flat: te.Expr = te.as_index(0)
+        for axis in chain.lead:
+            flat = flat * axis.extent + axis
+        flat = (flat * chain.rows.extent + first) * chain.pixels
+        at = {self._first: first, te.Var("first_in_all", extent_of(chain.gemms[0].rows)): flat}
+        body = with_values(block(*(each.body() for each in nests)), at)
+        body = nest([(parallel, Kind.PARALLEL)], with_values(body, indices_of(parallel, loops)))
+        packed = {each.packed.original: each.packed for each in nests if each.packed is not None}
+        params = tuple(packed[b].buffer if b in packed else b for b in chain.params)
+        packings = tuple(packed[b].packing if b in packed else None for b in chain.params)
+        output = chain.stages[-1].formula.output
+        return Program("chain", (*params, output), body, str(config), packings)
+
+
+def _blocked(
+    formula: Formula,
+    at: Mapping[te.Var, te.Expr],
+    axes: tuple[te.Var, ...],
+    starts: set[te.Var],
+    small: Mapping[Buffer, Buffer],
+) -> Formula:
+    """The formula for one block: its axes at `at`, and results between read from the block's own."""
+
+    def moved(expr: te.Expr) -> te.Expr:
+        return simplify(te.rewrite(te.substitute(expr, dict(at)), own))
+
+    def own(node: te.Expr) -> te.Expr | None:
+        if isinstance(node, te.Load) and isinstance(node.source, Buffer) and node.source in small:
+            return te.Load(small[node.source], tuple(_from_zero(index, starts) for index in node.indices))
+        return None
+
+    changed = formula.map(moved)
+    return replace(changed, axes=axes, inputs=tuple(small.get(buffer, buffer) for buffer in formula.inputs))
+
+
+def _from_zero(index: te.Expr, starts: set[te.Var]) -> te.Expr:
+    """The index within the block."""
+    return simplify(te.substitute(index, dict.fromkeys(starts, te.as_index(0))))

@@ -7,7 +7,7 @@
 A schedule is an immutable value: each primitive returns a new one, or raises `ScheduleError` with the reason. Loops,
 stages and tensors are addressed by name; `print(schedule)` shows the names. `schedule.trace` records the steps as
 plain data, which `replay` applies again. The primitives are documented, with an example each, in `restructure.py`,
-`kinds.py`, `stages.py`, `caches.py`, `reductions.py`, `layout.py`, `tensorise.py`, `prefetch.py`, `pipeline.py`;
+`kinds.py`, `stages.py`, `caches.py`, `reductions.py`, `layout.py`, `tensorise.py`, `prefetch.py`, `pipeline.py`, `stores.py`;
 `rules.py` has the invariants that hold after each of them. A schedule with loops that are bound is for a GPU.
 """
 
@@ -128,6 +128,9 @@ class Schedule:
     def compute_at(self, stage: str, loop: str) -> Schedule:
         return self._do("compute_at", stage=stage, loop=loop)
 
+    def store_at(self, stage: str, loop: str, compute: str) -> Schedule:
+        return self._do("store_at", stage=stage, loop=loop, compute=compute)
+
     def inline(self, stage: str) -> Schedule:
         return self._do("inline", stage=stage)
 
@@ -163,6 +166,12 @@ class Schedule:
 
     def swizzle(self, tensor: str) -> Schedule:
         return self._do("swizzle", tensor=tensor)
+
+    def stream(self, stage: str) -> Schedule:
+        return self._do("stream", stage=stage)
+
+    def transpose(self, stage: str) -> Schedule:
+        return self._do("transpose", stage=stage)
 
     def prefetch(
         self,

@@ -25,6 +25,7 @@ from tilewright.loops.schedule import (
     reductions,
     restructure,
     stages,
+    stores,
     tensorise,
 )
 from tilewright.loops.schedule.nest import Nest
@@ -42,6 +43,7 @@ PRIMITIVES: dict[str, Callable[..., Nest]] = {
         kinds.parallel,
         kinds.bind,
         stages.compute_at,
+        stages.store_at,
         stages.inline,
         caches.cache_read,
         caches.cache_write,
@@ -52,6 +54,8 @@ PRIMITIVES: dict[str, Callable[..., Nest]] = {
         prefetch.prefetch,
         pipeline.pipeline,
         pipeline.swizzle,
+        stores.stream,
+        stores.transpose,
     )
 }
 

@@ -19,8 +19,7 @@ def stream(nest: Nest, stage: str) -> Nest:
 
     The processor then does not read each line before it writes it, and other data stay in the caches. It pays for an
     output that is larger than the last-level cache. Only whole, aligned vectors are stored so; everything else is
-    stored as before. Needs: the stage is the output and is not a reduction, because the program must not read the
-    elements again. Other names: store_in non-temporal (Halide), cache hint .cs (PTX).
+    stored as before. Needs: the stage is the output, which the program does not read again. Other names: store_in non-temporal (Halide), cache hint .cs (PTX).
     """
     _, leaf = find_leaf(nest, stage)
     if leaf.streamed:
@@ -29,11 +28,6 @@ def stream(nest: Nest, stage: str) -> Nest:
         raise ScheduleError(
             f"stream: stage {stage} is local, and its elements are read soon",
             remedy="stream the stage that stores the output",
-        )
-    if leaf.kind is not None:
-        raise ScheduleError(
-            f"stream: stage {stage} is a reduction, which reads the elements that it stores",
-            remedy="cache_write lets it sum in a tile of its own",
         )
     return _changed(nest, leaf, replace(leaf, streamed=True))
 

@@ -151,7 +151,7 @@ def random_step(draw: st.DrawFn, schedule: Schedule) -> Schedule:
                 *[each for each in around if each != f"{chosen}.i"][-1:], f"{chosen}.i"
             )
         return schedule.vectorise(f"{chosen}.i" if f"{chosen}.i" in schedule.loops else chosen)
-    if name in ("unroll", "parallel", "rfactor"):
+    if name in ("unroll", "parallel", "rfactor", "vthread"):
         method: Callable[[str], Schedule] = getattr(schedule, name)
         return method(draw(loop))
     if name == "compute_at":
@@ -196,6 +196,8 @@ def schedules(draw: st.DrawFn, start: Schedule, steps: int = 14) -> Schedule:
     try:
         schedule.program()
     except ScheduleError:
+        if any(step.primitive in ("vthread", "transpose") for step in schedule.trace):
+            return start
         for _, leaf in leaves(schedule.nest.body):
             if leaf.target.scope is Scope.REGISTER:
                 try:

@@ -223,7 +223,7 @@ def test_transpose(side: int) -> None:
     schedule = of((out, [x])).set_scope("turned", "register").tile(["out.i0", "out.i1"], [side, side])
     schedule = schedule.compute_at("turned", "out.i1.o").transpose("turned").reorder("turned.i1", "turned.i0")
     schedule = schedule.vectorise("turned.i0").unroll("turned.i1").vectorise("out.i1.i").unroll("out.i0.i")
-    assert "x[((out.i1.o * %d) + turned.i1), turned.i0], transposed" % side in str(schedule)
+    assert f"x[((out.i1.o * {side}) + turned.i1), turned.i0], transposed" in str(schedule)
     text = print_program(check_meaning(schedule, (out, [x]), native=True))
     assert f"transpose turned[{side}, {side}] in {side} lanes" in text
 

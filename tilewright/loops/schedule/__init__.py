@@ -7,8 +7,8 @@
 A schedule is an immutable value: each primitive returns a new one, or raises `ScheduleError` with the reason. Loops,
 stages and tensors are addressed by name; `print(schedule)` shows the names. `schedule.trace` records the steps as
 plain data, which `replay` applies again. The primitives are documented, with an example each, in `restructure.py`,
-`kinds.py`, `stages.py`, `caches.py`, `reductions.py`, `layout.py`, `tensorise.py`, `prefetch.py`, `pipeline.py`, `stores.py`;
-`rules.py` has the invariants that hold after each of them. A schedule with loops that are bound is for a GPU.
+`kinds.py`, `stages.py`, `caches.py`, `reductions.py`, `layout.py`, `tensorise.py`, `prefetch.py`, `pipeline.py`,
+`stores.py`; `rules.py` has the invariants that hold after each of them. A schedule with loops that are bound is for a GPU.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from tilewright.hw.intrinsics import HasFeatures, Intrinsic, intrinsic_named
 from tilewright.hw.memory import LOOP_SCOPES, Scope
 from tilewright.loops.ir import Program
 from tilewright.loops.passes.pipeline import pipeline as pipelined
+from tilewright.loops.passes.virtual_threads import is_virtual, virtual_threads
 from tilewright.loops.schedule.begin import begin
 from tilewright.loops.schedule.bound import gpu_form, is_bound
 from tilewright.loops.schedule.lower import lower
@@ -87,6 +88,8 @@ class Schedule:
         program = lower(nest, decisions or summary(self.trace))
         if nest.stages:
             program = pipelined(program, dict(nest.stages))
+        if is_virtual(program.body):
+            program = virtual_threads(program)
         verify_program(program, scopes)
         return program
 
@@ -124,6 +127,9 @@ class Schedule:
 
     def bind(self, loop: str, axis: str) -> Schedule:
         return self._do("bind", loop=loop, axis=axis)
+
+    def vthread(self, loop: str) -> Schedule:
+        return self._do("vthread", loop=loop)
 
     def compute_at(self, stage: str, loop: str) -> Schedule:
         return self._do("compute_at", stage=stage, loop=loop)

@@ -124,7 +124,9 @@ def _statements(nodes: Sequence[Node], started: frozenset[str] = frozenset()) ->
             if leaf.kind is not None and leaf.stage not in started and _begins(node, path, leaf):
                 stmts.append(_beginning(node, leaf))
                 begun.add(leaf.stage)
-        turned = [leaf for _, leaf in leaves((node,)) if leaf.stage not in begun and _fills_by_columns(node, leaf)]
+        turned = [
+            leaf for _, leaf in leaves((node,)) if leaf.stage not in begun and _fills_by_columns(node, leaf)
+        ]
         begun |= {leaf.stage for leaf in turned}
         stmts.append(_statement(node, frozenset(begun)))
         for leaf in turned:

@@ -137,7 +137,9 @@ class Nest:
     constants: frozenset[str] = frozenset()  # the inputs that are the same in every call
     packings: tuple[Packing | None, ...] = ()  # one for each input
     stages: tuple[tuple[str, int], ...] = ()  # of pipelined tiles, by name
-    kept: tuple[tuple[str, tuple[str, ...]], ...] = ()  # by stage: the loop it is kept in, and those down to its own
+    kept: tuple[
+        tuple[str, tuple[str, ...]], ...
+    ] = ()  # by stage: the loop it is kept in, and those down to its own
 
 
 # -- walking ----------------------------------------------------------------------------------------------------------

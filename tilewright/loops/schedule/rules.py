@@ -196,7 +196,7 @@ def _overlaps(nest: Nest) -> None:
 
 def _copies(nest: Nest) -> None:
     for path, leaf in leaves(nest.body):
-        unrolled = [loop for loop in path if loop.kind is Kind.UNROLL]
+        unrolled = [loop for loop in path if loop.kind in (Kind.UNROLL, Kind.VIRTUAL)]
         copies = math.prod(loop.var.extent for loop in unrolled)
         if copies > MAX_COPIES:
             raise ScheduleError(
@@ -213,7 +213,9 @@ def _intrinsics(nest: Nest) -> None:
 
 def _narrow(nest: Nest) -> None:
     """The last iteration of a loop with a narrower tail is lowered by itself."""
-    within = {id(inner) for _, node in walk(nest.body) if isinstance(node, Micro) for _, inner in walk((node.loop,))}
+    within = {
+        id(inner) for _, node in walk(nest.body) if isinstance(node, Micro) for _, inner in walk((node.loop,))
+    }
     for path, node in walk(nest.body):
         if not (isinstance(node, Loop) and node.rest):
             continue
@@ -239,6 +241,36 @@ def _narrow(nest: Nest) -> None:
             if leaf.stage in dict(nest.stages):
                 raise ScheduleError(
                     f"pipeline: {leaf.stage}: loop {node.name} is narrower at the end, and copies would differ"
+                )
+
+
+def _virtual(nest: Nest) -> None:
+    """Virtual threads are interleaved into one stream."""
+    for path, node in walk(nest.body):
+        if not (isinstance(node, Loop) and node.kind is Kind.VIRTUAL):
+            continue
+        for loop in path:
+            if loop.kind is Kind.VIRTUAL:
+                raise ScheduleError(
+                    f"vthread: loop {node.name} is inside loop {loop.name}, which is one of virtual threads",
+                    remedy="fuse them",
+                )
+        if any(isinstance(other, Loop) and other.axis for _, other in walk(nest.body)):
+            raise ScheduleError(
+                f"vthread: loop {node.name}: other loops are bound to a GPU, whose threads hide latency by themselves"
+            )
+        if nest.stages:
+            raise ScheduleError(
+                f"vthread: loop {node.name}: {nest.stages[0][0]} is pipelined, which is another way to hide its loads"
+            )
+        if node.rest or narrow_inside(node) is not None:
+            raise ScheduleError(f"vthread: loop {node.name} has a narrower tail: threads would differ")
+        for _, leaf in leaves(node.body):
+            if node.var in leaf.reduced:
+                raise ScheduleError(
+                    f"vthread: loop {node.name} belongs to the reduction {leaf.stage}: its threads all update the same"
+                    " elements",
+                    remedy="rfactor first",
                 )
 
 
@@ -269,9 +301,9 @@ def _kept(nest: Nest) -> None:
         around = next(path for path, leaf in leaves(nest.body) if leaf.stage == stage)
         found = [loop for loop in around if loop.name in names]
         last = found[-1].name if found else names[-1]
-        if tuple(loop.name for loop in found) != names or around.index(found[-1]) - around.index(found[0]) + 1 != len(
-            names
-        ):
+        if tuple(loop.name for loop in found) != names or around.index(found[-1]) - around.index(
+            found[0]
+        ) + 1 != len(names):
             raise ScheduleError(
                 f"store_at: stage {stage} keeps elements over the iterations of {', '.join(names)}: these loops stay"
                 " as they are",
@@ -294,6 +326,7 @@ RULES: tuple[Callable[[Nest], None], ...] = (
     _parallel,
     _threads,
     _narrow,
+    _virtual,
     _kept,
     _transposed,
     _vector,

@@ -92,9 +92,9 @@ def store_at(nest: Nest, stage: str, loop: str, compute: str) -> Nest:
 
     The tile has room for what all iterations of `loop` read, so nothing in it moves. In the picture `compute` is y, and
     `loop` one around it. Needs: what `compute_at` needs; `compute` is inside `loop`; its next iteration reads some of
-    the same elements, further along one axis of the stage. The loops from `loop` to `compute` then stay as they are, and
-    those inside `loop` run in order; `loop` itself may be parallel. Other names: store_at with compute_at (Halide), a
-    sliding window.
+    the same elements, further along one axis of the stage. The loops from `loop` to `compute` then stay as they are,
+    and those inside `loop` run in order; `loop` itself may be parallel. Other names: store_at with compute_at (Halide),
+    a sliding window.
     """
     found = plain(nest, stage)
     tile = found.leaf.target

@@ -19,7 +19,8 @@ def stream(nest: Nest, stage: str) -> Nest:
 
     The processor then does not read each line before it writes it, and other data stay in the caches. It pays for an
     output that is larger than the last-level cache. Only whole, aligned vectors are stored so; everything else is
-    stored as before. Needs: the stage is the output, which the program does not read again. Other names: store_in non-temporal (Halide), cache hint .cs (PTX).
+    stored as before. Needs: the stage is the output, which the program does not read again. Other names: non-temporal
+    stores, the cache hint .cs (PTX).
     """
     _, leaf = find_leaf(nest, stage)
     if leaf.streamed:

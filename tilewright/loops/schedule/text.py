@@ -26,9 +26,7 @@ def print_nest(nest: Nest) -> str:
         for node in nodes:
             if isinstance(node, Loop):
                 notes = ", overlapping" * node.overlaps + (f", {node.rest} at the end" if node.rest else "")
-                lines.append(
-                    f"{pad}{node.axis or node.kind.value} {node.name} < {node.var.extent}{notes}:"
-                )
+                lines.append(f"{pad}{node.axis or node.kind.value} {node.name} < {node.var.extent}{notes}:")
                 visit(node.body, depth + 1)
             elif isinstance(node, Micro):
                 lines.append(f"{pad}{node.intrinsic.name}:")

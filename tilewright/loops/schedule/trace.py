@@ -42,6 +42,7 @@ PRIMITIVES: dict[str, Callable[..., Nest]] = {
         kinds.unroll,
         kinds.parallel,
         kinds.bind,
+        kinds.vthread,
         stages.compute_at,
         stages.store_at,
         stages.inline,

@@ -14,7 +14,7 @@ plain data, which `replay` applies again. The primitives are documented, with an
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilewright import te
@@ -24,6 +24,8 @@ from tilewright.hw.gpu import GpuMachine
 from tilewright.hw.intrinsics import HasFeatures, Intrinsic, intrinsic_named
 from tilewright.hw.memory import LOOP_SCOPES, Scope
 from tilewright.loops.ir import Program
+from tilewright.loops.passes.cpu_pipeline import double_buffered
+from tilewright.loops.passes.load_and_use import pipelines
 from tilewright.loops.passes.pipeline import pipeline as pipelined
 from tilewright.loops.passes.virtual_threads import is_virtual, virtual_threads
 from tilewright.loops.schedule.begin import begin
@@ -83,11 +85,14 @@ class Schedule:
 
     def program(self, decisions: str | None = None, scopes: Collection[Scope] = LOOP_SCOPES) -> Program:
         """The loop program, verified for a target with these scopes. `decisions` describes the schedule's choices."""
-        nest = gpu_form(self.nest) if is_bound(self.nest) else self.nest
+        on_gpu = is_bound(self.nest)
+        nest = gpu_form(self.nest) if on_gpu else self.nest
         check_complete(nest)
-        program = lower(nest, decisions or summary(self.trace))
+        program = lower(nest, decisions or summary(self.trace), asynchronous=on_gpu)
         if nest.stages:
-            program = pipelined(program, dict(nest.stages))
+            words = pipelines(program, dict(nest.stages))
+            program = (pipelined if on_gpu else double_buffered)(program, dict(nest.stages))
+            program = replace(program, decisions=f"{program.decisions}; {words}")
         if is_virtual(program.body):
             program = virtual_threads(program)
         verify_program(program, scopes)

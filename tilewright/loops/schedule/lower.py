@@ -49,12 +49,12 @@ from tilewright.loops.schedule.tensorise import IntrinsicOperand, OperandAccess,
 from tilewright.te.index import coefficient, simplify
 
 
-def lower(nest: Nest, decisions: str = "") -> Program:
-    """The program of the nest."""
+def lower(nest: Nest, decisions: str = "", asynchronous: bool = False) -> Program:
+    """The program of the nest. `asynchronous`: pipelined tiles in memory are filled by asynchronous copies."""
     params = tuple(_buffer(tile) for tile in (*nest.inputs, nest.output))
     packings = nest.packings if any(packing is not None for packing in nest.packings) else ()
-    asynchronous = {name for name, _ in nest.stages}
-    body = ir.map_exprs(_statements(_with_copies(nest.body, asynchronous)), simplify)
+    names = {name for name, _ in nest.stages} if asynchronous else set()
+    body = ir.map_exprs(_statements(_with_copies(nest.body, names)), simplify)
     return Program(nest.name, params, body, decisions, packings)
 
 

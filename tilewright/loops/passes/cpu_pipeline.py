@@ -12,7 +12,8 @@ is packed, while this one computes.
 
 `load_and_use.py` decides on tiles: the copies of a tile are moved ahead where it may be pipelined. A load that needs no
 tile may be prefetched in a sequential loop that moves it, because nothing writes an input: the analysis is which loop
-that is, and whether the hardware finds the address by itself. It does where iterations are less than `NEAR` bytes apart.
+that is, and whether the hardware finds the address by itself. It does where iterations are less than `NEAR` bytes
+apart.
 """
 
 from __future__ import annotations

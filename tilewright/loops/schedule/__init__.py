@@ -8,7 +8,8 @@ A schedule is an immutable value: each primitive returns a new one, or raises `S
 stages and tensors are addressed by name; `print(schedule)` shows the names. `schedule.trace` records the steps as
 plain data, which `replay` applies again. The primitives are documented, with an example each, in `restructure.py`,
 `kinds.py`, `stages.py`, `caches.py`, `reductions.py`, `layout.py`, `tensorise.py`, `prefetch.py`, `pipeline.py`,
-`stores.py`; `rules.py` has the invariants that hold after each of them. A schedule with loops that are bound is for a GPU.
+`stores.py`; `rules.py` has the invariants that hold after each of them. A schedule with loops that are bound is for a
+GPU.
 """
 
 from __future__ import annotations

@@ -79,7 +79,8 @@ def vthread(nest: Nest, loop: str) -> Nest:
     One unit then loads for a thread while another computes for the other. Each thread has buffers of its own, and
     tokens say when a unit may go on; `loops/passes/virtual_threads.py` has the stream. Needs: loads are stages that
     only copy (`cache_read`), and what is stored is local (`cache_write`); the loop is not a reduction's, and is in no
-    other loop of virtual threads; no loop is bound to a GPU, and nothing is pipelined otherwise. For accelerators with decoupled units; a CPU runs the stream in order. Other names: vthread (TVM).
+    other loop of virtual threads; no loop is bound to a GPU, and nothing is pipelined otherwise. For
+    accelerators with decoupled units; a CPU runs the stream in order. Other names: vthread (TVM).
     """
     return _set_kind(nest, loop, Kind.VIRTUAL)
 

@@ -110,7 +110,7 @@ def test_a_tile_that_is_filled_once_is_not_packed_ahead() -> None:
 
 def gather_task() -> Task:
     table = input_node(0, TensorType((40, 16), DType.F32), "table")
-    index = input_node(1, TensorType((6, 5), DType.I64), "index")
+    index = input_node(1, TensorType((6, 20), DType.I64), "index")
     rows = apply("take", table, index, axis=0)
     return Task(Graph((table, index), (apply("sum", rows, axes=(1,), keepdims=False),)))
 

@@ -124,12 +124,12 @@ def _statements(nodes: Sequence[Node], started: frozenset[str] = frozenset()) ->
             if leaf.kind is not None and leaf.stage not in started and _begins(node, path, leaf):
                 stmts.append(_beginning(node, leaf))
                 begun.add(leaf.stage)
-        turned = [
+        transposed = [
             leaf for _, leaf in leaves((node,)) if leaf.stage not in begun and _fills_by_columns(node, leaf)
         ]
-        begun |= {leaf.stage for leaf in turned}
+        begun |= {leaf.stage for leaf in transposed}
         stmts.append(_statement(node, frozenset(begun)))
-        for leaf in turned:
+        for leaf in transposed:
             side = max(leaf.target.shape)
             stmts.append(Transpose(_buffer(leaf.target), side, side, side))
     return ir.block(*stmts)

@@ -48,7 +48,7 @@ from tilewright.loops.passes.pipeline import pipeline
 from tilewright.te.index import coefficient, linear, simplify
 
 NEAR = 1024  # bytes between the loads of two iterations that hardware prefetchers follow
-MOST = 8  # maximum prefetches of one load in an iteration
+MAX_LINES = 8  # maximum prefetches of one load in an iteration
 
 
 def double_buffered(program: Program, stages: Mapping[str, int]) -> Program:
@@ -155,7 +155,7 @@ def _prefetches(each: Ahead, ahead: int, line: int) -> list[Prefetch]:
         range(0, inner.var.extent, max(1, per_line // max(1, abs(coefficient(index, inner.var) or per_line))))
         for inner in each.inner
     ]
-    if math.prod(map(len, steps)) > MOST:
+    if math.prod(map(len, steps)) > MAX_LINES:
         steps = [range(1) for _ in each.inner]
     found = []
     for at in product(*steps):

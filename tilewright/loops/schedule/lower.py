@@ -186,16 +186,16 @@ def _parts(outer: Loop, inner: Loop) -> tuple[Loop, tuple[Node, ...]]:
     else:
         var = te.Var(outer.name, count)
         whole = replace(outer, var=var, body=_with_var(outer.body, outer.var, var))
-    pieces: list[Node] = []
+    tails: list[Node] = []
     start = 0
     while start < inner.rest:
         left = inner.rest - start
         size = 1 << (left.bit_length() - 1) if inner.kind is Kind.VECTOR else left
         var = te.Var(inner.name, size)
         body = _with_var(inner.body, inner.var, te.as_index(start) if size == 1 else start + var, var)
-        pieces += body if size == 1 else (replace(inner, var=var, body=body, rest=0, within=""),)
+        tails += body if size == 1 else (replace(inner, var=var, body=body, rest=0, within=""),)
         start += size
-    last = replaced(outer.body, inner, tuple(pieces))
+    last = replaced(outer.body, inner, tuple(tails))
     return whole, _with_var(last, outer.var, te.as_index(count))
 
 

@@ -168,7 +168,7 @@ REFUSED = {
     ),
     "on a GPU": (
         lambda: threads().bind("a.of.p.i0", "thread.x"),
-        "other loops are bound to a GPU, whose hardware threads hide latency already",
+        "other loops are bound to a GPU, whose threads hide latency already",
     ),
     "pipelined too": (
         lambda: plain().pipeline("a.of.p", 2).vthread("out.i0.o"),

@@ -218,14 +218,16 @@ def test_stream() -> None:
 @pytest.mark.parametrize("side", [4, 8, 16])
 def test_transpose(side: int) -> None:
     x = formulas.tensor("x", 2 * side, side)
-    transposed = te.compute("transposed", (side, 2 * side), F32, lambda i, j: x[j, i])
-    out = te.compute("out", (side, 2 * side), F32, lambda i, j: transposed[i, j] + 1.0)
-    schedule = of((out, [x])).set_scope("transposed", "register").tile(["out.i0", "out.i1"], [side, side])
-    schedule = schedule.compute_at("transposed", "out.i1.o").transpose("transposed").reorder("transposed.i1", "transposed.i0")
-    schedule = schedule.vectorise("transposed.i0").unroll("transposed.i1").vectorise("out.i1.i").unroll("out.i0.i")
-    assert f"x[((out.i1.o * {side}) + transposed.i1), transposed.i0], transposed" in str(schedule)
+    flipped = te.compute("flipped", (side, 2 * side), F32, lambda i, j: x[j, i])
+    out = te.compute("out", (side, 2 * side), F32, lambda i, j: flipped[i, j] + 1.0)
+    schedule = of((out, [x])).set_scope("flipped", "register").tile(["out.i0", "out.i1"], [side, side])
+    schedule = (
+        schedule.compute_at("flipped", "out.i1.o").transpose("flipped").reorder("flipped.i1", "flipped.i0")
+    )
+    schedule = schedule.vectorise("flipped.i0").unroll("flipped.i1").vectorise("out.i1.i").unroll("out.i0.i")
+    assert f"x[((out.i1.o * {side}) + flipped.i1), flipped.i0], transposed" in str(schedule)
     text = print_program(check_meaning(schedule, (out, [x]), native=True))
-    assert f"transpose transposed[{side}, {side}] in {side} lanes" in text
+    assert f"transpose flipped[{side}, {side}] in {side} lanes" in text
 
 
 def test_compute_at_leaves_out_what_does_not_exist() -> None:

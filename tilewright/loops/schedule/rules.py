@@ -257,7 +257,7 @@ def _virtual(nest: Nest) -> None:
                 )
         if any(isinstance(other, Loop) and other.axis for _, other in walk(nest.body)):
             raise ScheduleError(
-                f"vthread: loop {node.name}: other loops are bound to a GPU, whose hardware threads hide latency already"
+                f"vthread: loop {node.name}: other loops are bound to a GPU, whose threads hide latency already"
             )
         if nest.stages:
             raise ScheduleError(

@@ -26,8 +26,10 @@ from tilewright.loops.ir import (
     If,
     Invoke,
     Kind,
+    Pop,
     Prefetch,
     Program,
+    Push,
     Scope,
     Slide,
     Stmt,
@@ -36,7 +38,9 @@ from tilewright.loops.ir import (
     foreign_scope,
     local_buffers,
     thread_count,
+    walk_stmts,
 )
+from tilewright.loops.units import Order
 from tilewright.te.interpret import interpret
 from tilewright.te.scalars import SCALARS
 
@@ -47,10 +51,14 @@ class UnorderedAccess(Exception):
 
 
 def interpret_program(
-    program: Program, inputs: Sequence[np.ndarray], scopes: Collection[Scope] = LOOP_SCOPES
+    program: Program,
+    inputs: Sequence[np.ndarray],
+    scopes: Collection[Scope] = LOOP_SCOPES,
+    order: Order | None = None,
 ) -> np.ndarray:
     """Run the program on flat copies of `inputs`, and return the flat output. Elements never written are NaN or -1.
-    `scopes`: those of the target; everything except global memory and registers behaves like scratch memory."""
+    `scopes`: those of the target; everything except global memory and registers behaves like scratch memory. `order`
+    checks the tokens of decoupled units, and has their times afterwards."""
     foreign = foreign_scope(program, scopes)
     if foreign is not None:
         raise VerificationError(f"program {program.name}: {foreign}")
@@ -68,13 +76,22 @@ def interpret_program(
         else:
             memory[buffer] = np.full(buffer.size, empty).astype(buffer.dtype.numpy)
     with np.errstate(all="ignore"):
-        _Machine(memory, registers).run(program.body, {})
+        if order is None and any(isinstance(stmt, Push | Pop) for stmt in walk_stmts(program.body)):
+            order = Order()
+        _Machine(memory, registers, order).run(program.body, {})
+        if order is not None:
+            order.end()
     return memory[output]
 
 
 class _Machine:
-    def __init__(self, shared: dict[Buffer, np.ndarray], registers: dict[Buffer, np.ndarray]) -> None:
-        self.shared, self.registers = shared, registers
+    def __init__(
+        self,
+        shared: dict[Buffer, np.ndarray],
+        registers: dict[Buffer, np.ndarray],
+        order: Order | None = None,
+    ) -> None:
+        self.shared, self.registers, self.order = shared, registers, order
         self.thread = 0
         self.asked: list[_Pending] = []
         self.groups: list[list[_Pending]] = []
@@ -129,15 +146,22 @@ class _Machine:
                 for buffer, index, values in self.groups.pop(0):
                     self.shared[buffer][index : index + len(values)] = values
                     self.in_flight[buffer][index : index + len(values)] = False
+        elif isinstance(stmt, Push | Pop):
+            assert self.order is not None
+            self.order.push(stmt) if isinstance(stmt, Push) else self.order.pop(stmt)
         elif isinstance(stmt, Warp):
             self.warp(stmt, env)
         elif isinstance(stmt, Invoke):
             self.invoke(stmt, env)
         elif not isinstance(stmt, Prefetch):
+            if self.order is not None:
+                self.order.begin(stmt)
             index = int(self.value(stmt.index, env))
             if not 0 <= index < stmt.buffer.size:
                 raise IndexError(f"{stmt.buffer.name}[{index}] of {stmt.buffer.size}")
             self.memory(stmt.buffer)[index] = self.value(stmt.value, env)
+            if self.order is not None and stmt.buffer.scope is not Scope.GLOBAL:
+                self.order.writes_element(stmt.buffer, index)
 
     def value(self, expr: te.Expr, env: dict[te.Var, int]) -> Any:
         if isinstance(expr, te.Const):
@@ -151,6 +175,8 @@ class _Machine:
             index = int(self.value(expr.indices[0], env))
             if not 0 <= index < expr.source.size:
                 raise IndexError(f"{expr.source.name}[{index}] of {expr.source.size}")
+            if self.order is not None and expr.source.scope is not Scope.GLOBAL:
+                self.order.reads_element(expr.source, index)
             if expr.source.scope is Scope.SCRATCH:
                 self.last_read[expr.source, index] = self.awaits
                 self.check_awaited(expr.source, index)
@@ -228,12 +254,20 @@ class _Machine:
     def invoke(self, stmt: Invoke, env: dict[te.Var, int]) -> None:
         """Compute what the instruction is declared to compute, whatever code is emitted for it."""
         intrinsic, held = stmt.intrinsic, []
+        if self.order is not None:
+            self.order.begin(stmt)
         for position in stmt.operands:
             at = int(self.value(position.index, env)) + np.array(position.offsets)
             if at.min() < 0 or at.max() >= position.buffer.size:
                 raise IndexError(f"{position.buffer.name}[{at.min()}..{at.max()}] of {position.buffer.size}")
             held.append(at)
         tiles: dict[te.Tensor, np.ndarray] = {}
+        if self.order is not None:
+            for position, at in zip(stmt.operands[1:], held[1:], strict=True):
+                for element in at:
+                    self.order.reads_element(position.buffer, int(element))
+            for element in held[0]:
+                self.order.writes_element(stmt.operands[0].buffer, int(element))
         for fragment, position, at in zip(intrinsic.fragments, stmt.operands, held, strict=True):
             tile = np.zeros(fragment.tensor.shape, fragment.tensor.dtype.numpy)
             for element, value in zip(fragment.positions(), self.elements(position.buffer)[at], strict=True):

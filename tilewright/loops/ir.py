@@ -33,6 +33,9 @@ Semantics
   meet at an `Await`.
 - `Warp`, between thread loops: an instruction that the threads of each warp carry out together. `Invoke`, on CPUs: an
   instruction of one thread, outside of vector loops. Both are a `hw.intrinsics.Intrinsic`.
+- `Push` and `Pop`, for an accelerator with decoupled units (`units.py`): a unit waits at a `Pop` for the token of its
+  `Push`. In one stream, as CPUs run them, each push is before its pop.
+  Loops of kind VIRTUAL are virtual threads, which `passes/virtual_threads.py` interleaves before anything runs them.
 - `Transpose` transposes a tile of a register buffer: its vectors hold a matrix by rows before, and by columns after.
   `Slide` extracts a vector from two adjacent register vectors, at any offset.
 - `Store` rounds nothing: the value's type is the buffer's. A `streamed` store writes data that is not read soon: it
@@ -48,6 +51,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from tilewright.dtypes import DType
 from tilewright.hw import memory
@@ -58,6 +62,7 @@ from tilewright.te import Expr, Load, Source, Var
 
 Scope = memory.Scope
 SCRATCH_LIMIT = memory.STACK_BYTES
+Unit = Literal["load", "execute", "store"]
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,7 @@ class Kind(enum.Enum):
     UNROLL = "unroll"
     VECTOR = "vector"
     THREAD = "thread"
+    VIRTUAL = "virtual"
 
 
 @dataclass(frozen=True)
@@ -203,6 +209,24 @@ class Await:
 
 
 @dataclass(frozen=True)
+class Push:
+    """Put a token into a queue when unit `source` has done what is before it."""
+
+    queue: int
+    source: Unit
+    target: Unit
+
+
+@dataclass(frozen=True)
+class Pop:
+    """Let unit `target` wait for a token of the queue and take it."""
+
+    queue: int
+    source: Unit
+    target: Unit
+
+
+@dataclass(frozen=True)
 class Warp:
     """For each operand of the instruction, the result first: the buffer and the start of a thread's fragment in it;
     `thread` is the thread index."""
@@ -236,7 +260,21 @@ class Invoke:
 
 
 Stmt = (
-    For | Block | Store | If | Prefetch | Transpose | Slide | Combine | Copy | Commit | Await | Warp | Invoke
+    For
+    | Block
+    | Store
+    | If
+    | Prefetch
+    | Transpose
+    | Slide
+    | Combine
+    | Copy
+    | Commit
+    | Await
+    | Push
+    | Pop
+    | Warp
+    | Invoke
 )
 
 
@@ -348,6 +386,6 @@ def map_exprs(stmt: Stmt, change: Callable[[Expr], Expr]) -> Stmt:
     if isinstance(stmt, Invoke):
         positions = tuple(replace(position, index=change(position.index)) for position in stmt.operands)
         return replace(stmt, operands=positions)
-    if isinstance(stmt, Transpose | Slide | Combine | Commit | Await):
+    if isinstance(stmt, Transpose | Slide | Combine | Commit | Await | Push | Pop):
         return stmt
     return Store(stmt.buffer, change(stmt.index), change(stmt.value), stmt.streamed)

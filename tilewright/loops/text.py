@@ -13,8 +13,10 @@ from tilewright.loops.ir import (
     If,
     Invoke,
     Location,
+    Pop,
     Prefetch,
     Program,
+    Push,
     Slide,
     Stmt,
     Transpose,
@@ -96,6 +98,9 @@ def print_program(program: Program) -> str:
             lines.append(f"{pad}commit")
         elif isinstance(stmt, Await):
             lines.append(f"{pad}await all but {stmt.pending}")
+        elif isinstance(stmt, Push | Pop):
+            word = "push" if isinstance(stmt, Push) else "pop"
+            lines.append(f"{pad}{word} {stmt.source} -> {stmt.target}, queue {stmt.queue}")
         elif isinstance(stmt, Warp):
             operands = ", ".join(f"{b.name}[{print_expr(index)}]" for b, index in stmt.operands)
             lines.append(f"{pad}{stmt.instruction.name} {operands}")

@@ -26,8 +26,10 @@ from tilewright.loops.ir import (
     Invoke,
     Kind,
     Location,
+    Pop,
     Prefetch,
     Program,
+    Push,
     Scope,
     Slide,
     Stmt,
@@ -108,6 +110,9 @@ class _Verifier:
             self.copy(stmt)
         elif isinstance(stmt, Commit | Await):
             self.between_threads(type(stmt).__name__.lower())
+        elif isinstance(stmt, Push | Pop):
+            if stmt.source == stmt.target:
+                self.fail(f"{stmt.source} waits for itself in queue {stmt.queue}")
         elif isinstance(stmt, Warp):
             self.warp(stmt)
         elif isinstance(stmt, Invoke):
@@ -138,6 +143,8 @@ class _Verifier:
             self.fail(f"variable {loop.var.name} is bound twice")
         if loop.kind is Kind.PARALLEL and not outermost:
             self.fail("only the outermost statement may be parallel")
+        if loop.kind is Kind.VIRTUAL:
+            self.fail("virtual threads are interleaved by a pass before anything runs them")
         if loop.kind is Kind.THREAD:
             if any(outer.kind is Kind.THREAD for outer in self.loops):
                 self.fail("a thread loop is inside another")

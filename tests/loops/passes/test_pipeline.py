@@ -30,7 +30,7 @@ from tilewright.loops.ir import (
     local_buffers,
     walk_stmts,
 )
-from tilewright.loops.passes.load_and_use import LoadAndUse, load_and_use, pipelinable
+from tilewright.loops.passes.load_and_use import LoadAndUse, load_and_use, pipelinable, pipelines
 from tilewright.loops.passes.pipeline import pipeline
 from tilewright.loops.text import print_program
 from tilewright.loops.verify import verify_program
@@ -42,6 +42,13 @@ def checked(program: Program) -> Program:
     verify_program(program)
     np.testing.assert_array_equal(interpret_program(program, [p.data()]), p.expected())
     return program
+
+
+def test_what_is_pipelined_is_told_and_why_the_rest_is_not() -> None:
+    unpipelined = pipelines(p.halves(), {})
+    assert "not pipelined: tile, held (could be)" in unpipelined
+    words = pipelines(p.halves(), {"tile": 3, "held": 1})
+    assert words.startswith("pipelined: tile x 3; not pipelined: held (could be); not pipelined: acc (it is ")
 
 
 @pytest.mark.parametrize("stages", range(1, ROWS + 2))

@@ -129,7 +129,7 @@ def random_step(draw: st.DrawFn, schedule: Schedule) -> Schedule:
     stage = st.sampled_from(schedule.stages)
     tensor = st.sampled_from(tensors(schedule))
     factor = st.sampled_from([1, 2, 3, 4, 5, 8])
-    tail = st.sampled_from(["exact", "guard", "shift"])
+    tail = st.sampled_from(["exact", "guard", "shift", "narrow"])
     name = draw(st.sampled_from([*PRIMITIVES, *OFTEN, *OFTEN]))
     if name == "split":
         return schedule.split(draw(loop), draw(factor), draw(tail))
@@ -151,12 +151,17 @@ def random_step(draw: st.DrawFn, schedule: Schedule) -> Schedule:
                 *[each for each in around if each != f"{chosen}.i"][-1:], f"{chosen}.i"
             )
         return schedule.vectorise(f"{chosen}.i" if f"{chosen}.i" in schedule.loops else chosen)
-    if name in ("unroll", "parallel", "rfactor"):
+    if name in ("unroll", "parallel", "rfactor", "vthread"):
         method: Callable[[str], Schedule] = getattr(schedule, name)
         return method(draw(loop))
     if name == "compute_at":
         output = [each.name for each in find_leaf(schedule.nest, schedule.nest.output.name)[0]]
         return schedule.compute_at(draw(stage), draw(st.sampled_from(output or ["none"]) | loop))
+    if name == "store_at":
+        return schedule.store_at(draw(stage), draw(loop), draw(loop))
+    if name in ("stream", "transpose"):
+        method = getattr(schedule, name)
+        return method(draw(stage))
     if name == "inline":
         return schedule.inline(draw(stage))
     if name == "cache_read":
@@ -191,6 +196,8 @@ def schedules(draw: st.DrawFn, start: Schedule, steps: int = 14) -> Schedule:
     try:
         schedule.program()
     except ScheduleError:
+        if any(step.primitive in ("vthread", "transpose") for step in schedule.trace):
+            return start
         for _, leaf in leaves(schedule.nest.body):
             if leaf.target.scope is Scope.REGISTER:
                 try:

@@ -9,8 +9,10 @@ import pytest
 
 from tests.loops import formulas
 from tests.loops.schedule.examples import Task, chain, conv2d, plain_sum
+from tilewright import te
+from tilewright.dtypes import DType
 from tilewright.errors import ScheduleError, TilewrightError
-from tilewright.loops.schedule import Schedule
+from tilewright.loops.schedule import Schedule, outer_product
 
 MATMUL = formulas.matmul(6, 37, 20)
 SUM = plain_sum(3, 22)
@@ -19,6 +21,30 @@ CHAIN = chain(5, 12)
 
 def of(task: Task, **options: object) -> Schedule:
     return Schedule.of(*task, **options)  # type: ignore[arg-type]
+
+
+def stencil(reach: int = 2) -> Schedule:
+    """Sums of a column, of what a stage computes."""
+    x = te.Tensor("x", (10 + reach, 20), DType.F32)
+    p = te.compute("p", x.shape, DType.F32, lambda i, j: x[i, j] * 2.0)
+    out = te.compute("out", (10, 20), DType.F32, lambda i, j: p[i, j] + p[i + reach, j])
+    return of((out, [x])).split("out.i0", 5)
+
+
+def kept() -> Schedule:
+    return stencil().store_at("p", "out.i0.o", "out.i0.i")
+
+
+def diagonal() -> Schedule:
+    x = te.Tensor("x", (12, 12), DType.F32)
+    p = te.compute("p", x.shape, DType.F32, lambda i, j: x[i, j] * 2.0)
+    return of((te.compute("out", (4, 8), DType.F32, lambda i, j: p[j, j + i] + p[j + 1, j + i + 1]), [x]))
+
+
+def square(side: int = 4) -> Schedule:
+    x = te.Tensor("x", (side, side), DType.F32)
+    t = te.compute("t", x.shape, DType.F32, lambda i, j: x[j, i])
+    return of((te.compute("out", x.shape, DType.F32, lambda i, j: t[i, j] + 1.0), [x]))
 
 
 def placed() -> Schedule:
@@ -60,6 +86,39 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "a vector that is split": (
         lambda: of(CHAIN).split("out.i1", 4).vectorise("out.i1.i").split("out.i1.i", 2),
         "split: loop out.i1.i is vector already",
+    ),
+    "a narrower tail larger than the loop": (
+        lambda: of(SUM).split("out.i0", 4, "narrow"),
+        "loop out.i0 has 3 iterations, too few for a tile of 4",
+    ),
+    "a narrower tail split again": (
+        lambda: of(SUM).split("out.r0", 4, "narrow").split("out.r0.i", 2),
+        "split: loop out.r0.i belongs to a split with a narrower tail",
+    ),
+    "a narrower tail fused": (
+        lambda: of(SUM).split("out.r0", 4, "narrow").fuse("out.r0.o", "out.r0.i"),
+        "fuse: loop out.r0.o belongs to a split with a narrower tail",
+    ),
+    "a narrower tail outside": (
+        lambda: of(SUM).split("out.r0", 4, "narrow").reorder("out.r0.i", "out.r0.o"),
+        "loop out.r0.i has a narrower tail and must stay inside loop out.r0.o",
+    ),
+    "a narrower tail on threads": (
+        lambda: of(CHAIN).split("out.i1", 8, "narrow").bind("out.i1.i", "thread.x"),
+        "loop out.i1.i belongs to a split with a narrower tail: thread.x would differ at the end",
+    ),
+    "a narrower tail in an instruction": (
+        lambda: (
+            of(formulas.matmul(6, 9, 4))
+            .tile(["product.i0", "product.i1"], [2, 4], "narrow")
+            .reorder("product.r0", "product.i0.i", "product.i1.i")
+            .tensorise("product.i0.i", outer_product(2, 1, 4))
+        ),
+        "only 1 iterations of loop product.i1.i run at the end",
+    ),
+    "a factor after a narrower tail": (
+        lambda: of(SUM).split("out.r0", 4, "narrow").rfactor("out.r0.i"),
+        "stage out.local has been scheduled already: its loop out.r0.i was split",
     ),
     # reorder and fuse
     "overlapping tiles inside a sum": (
@@ -167,6 +226,68 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "inlined sum": (lambda: of(MATMUL).inline("product"), "inline: stage product is a reduction"),
     "inlined output": (lambda: of(MATMUL).inline("out"), "inline: stage out is the output"),
+    # store_at
+    "kept in a loop that is not around": (
+        lambda: stencil().store_at("p", "out.i0.i", "out.i0.o"),
+        "store_at: loop out.i0.o is not inside loop out.i0.i",
+    ),
+    "kept and never used again": (
+        lambda: stencil(reach=0).store_at("p", "out.i0.o", "out.i0.i"),
+        "iterations of loop out.i0.i share no elements of stage p",
+    ),
+    "kept and the same everywhere": (
+        lambda: stencil().split("out.i1", 5).store_at("p", "out.i0.i", "out.i1.o").program(),
+        "iterations of loop out.i1.o share no elements of stage p",
+    ),
+    "kept along two axes": (
+        lambda: diagonal().store_at("p", "out.i0", "out.i1"),
+        "what stage p computes moves along 2 axes with loop out.i1, not along one",
+    ),
+    "kept and read outside": (
+        lambda: of(CHAIN).split("out.i0", 5).store_at("scaled", "out.i0.o", "out.i0.i"),
+        "compute_at: stage moved reads scaled outside of loop out.i0.i",
+    ),
+    "kept, then split": (
+        lambda: kept().split("out.i0.i", 5),
+        "stage p keeps elements over the iterations of out.i0.o, out.i0.i: these loops stay as they are",
+    ),
+    "kept, then bound": (
+        lambda: kept().bind("out.i0.i", "thread.x"),
+        "loop out.i0.i is thread.x, and its iterations need in order what stage p keeps",
+    ),
+    # stream and transpose
+    "streamed twice": (lambda: of(CHAIN).stream("out").stream("out"), "stage out is streamed already"),
+    "streamed and read soon": (lambda: of(CHAIN).stream("scaled"), "stage scaled is local"),
+    "transposed output": (lambda: of(CHAIN).transpose("out"), "stage out is the output"),
+    "transposed twice": (lambda: square().transpose("t").transpose("t"), "stage t is transposed already"),
+    "transposed sum": (
+        lambda: of(formulas.matmul(4, 4, 4)).transpose("product"),
+        "stage product is a reduction: each element must be stored once",
+    ),
+    "transposed guard": (
+        lambda: square(5).split("t.i0", 4, "guard").transpose("t"),
+        "stage t is guarded: each element must be stored once",
+    ),
+    "transposed rectangle": (
+        lambda: of(CHAIN).transpose("scaled"),
+        "scaled[5, 12] is not a square of 2, 4, 8, 16 elements a side",
+    ),
+    "transposed in memory": (
+        lambda: square().transpose("t").program(),
+        "t is in scratch, and registers are transposed",
+    ),
+    "transposed among other loops": (
+        lambda: square().transpose("t").compute_at("t", "out.i0"),
+        "stage t has been scheduled already: its stores were changed",
+    ),
+    "transposed with a narrower tail": (
+        lambda: square().transpose("t").split("t.i0", 3, "narrow"),
+        "transpose: loop t.i0.o has a narrower tail",
+    ),
+    "transposed by threads": (
+        lambda: square().transpose("t").bind("t.i0", "thread.x"),
+        "threads share the elements of t: loop t.i0 is bound",
+    ),
     # tiles
     "a copy of what is not read": (lambda: of(MATMUL).cache_read("a", "out"), "stage out does not read a"),
     "no such memory": (lambda: of(MATMUL).set_scope("product", "nowhere"), "got 'nowhere'"),

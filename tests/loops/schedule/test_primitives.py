@@ -8,10 +8,13 @@ import pytest
 
 from tests.loops import formulas
 from tests.loops.schedule.examples import Task, chain, check_meaning, conv2d, plain_sum
-from tilewright.loops.ir import For, If, Kind, Prefetch, walk_stmts
+from tilewright import te
+from tilewright.dtypes import DType
+from tilewright.loops.ir import For, If, Kind, Prefetch, Store, walk_stmts
 from tilewright.loops.schedule import Schedule
 from tilewright.loops.text import print_program
 
+F32 = DType.F32
 MATMUL = formulas.matmul(6, 8, 4)
 SUM = plain_sum(3, 8)
 ODD = chain(5, 13)
@@ -83,6 +86,27 @@ def test_split_with_a_tile_moved_back() -> None:
     assert "serial out.i1.o < 4, overlapping:" in str(schedule)
     assert "(out.i1.i + min((out.i1.o * 4), 9))" in str(schedule)
     check_meaning(schedule, ODD, native=True)
+
+
+def test_split_with_a_narrower_tail() -> None:
+    schedule = only_out(ODD).split("out.i1", 8, "narrow").vectorise("out.i1.i")
+    assert "vector out.i1.i < 8, 5 at the end:" in str(schedule)
+    program = check_meaning(schedule, ODD, native=True)
+    vectors = [s.var.extent for s in walk_stmts(program.body) if isinstance(s, For) and s.kind is Kind.VECTOR]
+    assert vectors == [8, 4] and not any(isinstance(stmt, If) for stmt in walk_stmts(program.body))
+    outside = schedule.reorder("out.i1.o", "out.i0").parallel("out.i1.o")
+    check_meaning(outside, ODD, native=True)
+
+
+@pytest.mark.parametrize("order", [["r0", "i0", "i1.o", "i1.i"], ["i1.o", "r0", "i0", "i1.i"]])
+def test_a_narrower_tail_of_a_sum_begins_it_once(order: list[str]) -> None:
+    """The pair inside the reduction, and around it; and a pair that is the reduction."""
+    task = formulas.matmul(6, 37, 21)
+    schedule = of(task).split("product.i1", 8, "narrow").reorder(*(f"product.{name}" for name in order))
+    check_meaning(schedule.vectorise("product.i1.i"), task, native=True)
+    schedule = schedule.split("product.r0", 4, "narrow")
+    text = print_program(check_meaning(schedule, task, native=True))
+    assert text.count("= 0.0f32") == 2  # of the whole tiles, and of the narrower one
 
 
 def test_a_maximum_may_be_shifted() -> None:
@@ -161,6 +185,49 @@ def test_compute_at_covers_a_window(stride: int) -> None:
     assert f"scratch padded: f32[2, {(rows - 1) * stride + 3}, {10 if stride == 1 else 9}]" in str(schedule)
     assert f"scratch conv: f32[{rows}, {8 // stride}, 4]" in str(schedule)
     check_meaning(schedule.parallel("out.i0.o"), task, native=True)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_store_at_computes_a_row_of_a_window_once(stride: int) -> None:
+    task = conv2d(8, 2, 4, stride)
+    schedule = of(task).split("out.i0", 8 // stride // 2).compute_at("conv", "out.i0.i")
+    schedule = schedule.store_at("padded", "out.i0.o", "out.i0.i").parallel("out.i0.o")
+    assert f"if ((out.i0.i <= 0) | ({3 - stride} <= padded.i1)): padded[" in str(schedule)
+    check_meaning(schedule, task, native=True)
+
+
+def test_store_at_in_a_parallel_loop() -> None:
+    """Rows of a stencil: the first iteration of each part computes three, the others one."""
+    x = formulas.tensor("x", 12, 20)
+    rows = te.compute("rows", (12, 20), F32, lambda i, j: x[i, j] * 2.0)
+    out = te.compute("out", (10, 20), F32, lambda i, j: rows[i, j] + rows[i + 1, j] + rows[i + 2, j])
+    schedule = of((out, [x])).split("out.i0", 5).store_at("rows", "out.i0.o", "out.i0.i")
+    schedule = schedule.parallel("out.i0.o")
+    assert "scratch rows: f32[7, 20]" in str(schedule)
+    assert "if ((out.i0.i <= 0) | (2 <= rows.i0)): rows[(out.i0.i + rows.i0), rows.i1] =" in str(schedule)
+    check_meaning(schedule, (out, [x]), native=True)
+
+
+def test_stream() -> None:
+    schedule = only_out().vectorise("out.i1").stream("out")
+    assert "out[out.i0, out.i1] <- max(" in str(schedule)
+    program = check_meaning(schedule, CHAIN, native=True)
+    assert [stmt.streamed for stmt in walk_stmts(program.body) if isinstance(stmt, Store)] == [True]
+
+
+@pytest.mark.parametrize("side", [4, 8, 16])
+def test_transpose(side: int) -> None:
+    x = formulas.tensor("x", 2 * side, side)
+    flipped = te.compute("flipped", (side, 2 * side), F32, lambda i, j: x[j, i])
+    out = te.compute("out", (side, 2 * side), F32, lambda i, j: flipped[i, j] + 1.0)
+    schedule = of((out, [x])).set_scope("flipped", "register").tile(["out.i0", "out.i1"], [side, side])
+    schedule = (
+        schedule.compute_at("flipped", "out.i1.o").transpose("flipped").reorder("flipped.i1", "flipped.i0")
+    )
+    schedule = schedule.vectorise("flipped.i0").unroll("flipped.i1").vectorise("out.i1.i").unroll("out.i0.i")
+    assert f"x[((out.i1.o * {side}) + flipped.i1), flipped.i0], transposed" in str(schedule)
+    text = print_program(check_meaning(schedule, (out, [x]), native=True))
+    assert f"transpose flipped[{side}, {side}] in {side} lanes" in text
 
 
 def test_compute_at_leaves_out_what_does_not_exist() -> None:

@@ -53,8 +53,10 @@ from tilewright.loops.ir import (
     If,
     Invoke,
     Kind,
+    Pop,
     Prefetch,
     Program,
+    Push,
     Scope,
     Slide,
     Stmt,
@@ -230,7 +232,7 @@ class _Emitter:
             self.barrier()
         elif isinstance(stmt, Warp):
             self.warp(stmt)
-        elif isinstance(stmt, Prefetch | Transpose | Slide | Invoke):
+        elif isinstance(stmt, Prefetch | Transpose | Slide | Invoke | Push | Pop):
             raise CodegenError(f"{self.program.name}: {type(stmt).__name__} is for processors")
         else:
             self.store(stmt)

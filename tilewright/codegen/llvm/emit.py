@@ -32,8 +32,10 @@ from tilewright.loops.ir import (
     If,
     Invoke,
     Kind,
+    Pop,
     Prefetch,
     Program,
+    Push,
     Scope,
     Slide,
     Stmt,
@@ -162,6 +164,8 @@ class _Emitter(MemoryEmitter):
             self.slide(stmt)
         elif isinstance(stmt, Invoke):
             self.invoke(stmt)
+        elif isinstance(stmt, Push | Pop):
+            pass  # one stream: what a token waits for has been done
         elif not isinstance(stmt, For) or stmt.kind is Kind.THREAD:
             raise CodegenError(f"{self.program.name} is a program for threads of a GPU")
         elif stmt.kind is Kind.UNROLL:

@@ -110,6 +110,25 @@ def pipelinable(program: Program) -> dict[str, LoadAndUse | PipelineError]:
     return found
 
 
+def pipelines(program: Program, stages: Mapping[str, int]) -> str:
+    """Which local buffers of an unpipelined program these stages pipeline, which others could be, and why the rest
+    cannot: for `explain`."""
+    done = [f"{name} x {count}" for name, count in stages.items() if count > 1]
+    could: list[str] = []
+    words: dict[str, list[str]] = {}
+    for name, found in pipelinable(program).items():
+        if stages.get(name, 1) > 1:
+            continue
+        if isinstance(found, LoadAndUse):
+            could.append(name)
+        else:
+            words.setdefault(found.message.partition(f"{name}: ")[2], []).append(name)
+    parts = [f"pipelined: {', '.join(done)}"] if done else []
+    parts += [f"not pipelined: {', '.join(could)} (could be)"] if could else []
+    parts += [f"not pipelined: {', '.join(names)} ({why})" for why, names in words.items()]
+    return "; ".join(parts)
+
+
 def check_synchronisation(program: Program, found: Collection[LoadAndUse], stages: Mapping[str, int]) -> None:
     """Copies are awaited in the order of their groups, whatever they fill: so all copies inside a pipelined loop
     belong to its one pipeline, and all others are complete before it begins."""

@@ -7,14 +7,15 @@
 A schedule is an immutable value: each primitive returns a new one, or raises `ScheduleError` with the reason. Loops,
 stages and tensors are addressed by name; `print(schedule)` shows the names. `schedule.trace` records the steps as
 plain data, which `replay` applies again. The primitives are documented, with an example each, in `restructure.py`,
-`kinds.py`, `stages.py`, `caches.py`, `reductions.py`, `layout.py`, `tensorise.py`, `prefetch.py`, `pipeline.py`;
-`rules.py` has the invariants that hold after each of them. A schedule with loops that are bound is for a GPU.
+`kinds.py`, `stages.py`, `caches.py`, `reductions.py`, `layout.py`, `tensorise.py`, `prefetch.py`, `pipeline.py`,
+`stores.py`; `rules.py` has the invariants that hold after each of them. A schedule with loops that are bound is for a
+GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilewright import te
@@ -24,7 +25,10 @@ from tilewright.hw.gpu import GpuMachine
 from tilewright.hw.intrinsics import HasFeatures, Intrinsic, intrinsic_named
 from tilewright.hw.memory import LOOP_SCOPES, Scope
 from tilewright.loops.ir import Program
+from tilewright.loops.passes.cpu_pipeline import double_buffered
+from tilewright.loops.passes.load_and_use import pipelines
 from tilewright.loops.passes.pipeline import pipeline as pipelined
+from tilewright.loops.passes.virtual_threads import is_virtual, virtual_threads
 from tilewright.loops.schedule.begin import begin
 from tilewright.loops.schedule.bound import gpu_form, is_bound
 from tilewright.loops.schedule.lower import lower
@@ -82,11 +86,16 @@ class Schedule:
 
     def program(self, decisions: str | None = None, scopes: Collection[Scope] = LOOP_SCOPES) -> Program:
         """The loop program, verified for a target with these scopes. `decisions` describes the schedule's choices."""
-        nest = gpu_form(self.nest) if is_bound(self.nest) else self.nest
+        on_gpu = is_bound(self.nest)
+        nest = gpu_form(self.nest) if on_gpu else self.nest
         check_complete(nest)
-        program = lower(nest, decisions or summary(self.trace))
+        program = lower(nest, decisions or summary(self.trace), asynchronous=on_gpu)
         if nest.stages:
-            program = pipelined(program, dict(nest.stages))
+            words = pipelines(program, dict(nest.stages))
+            program = (pipelined if on_gpu else double_buffered)(program, dict(nest.stages))
+            program = replace(program, decisions=f"{program.decisions}; {words}")
+        if is_virtual(program.body):
+            program = virtual_threads(program)
         verify_program(program, scopes)
         return program
 
@@ -125,8 +134,14 @@ class Schedule:
     def bind(self, loop: str, axis: str) -> Schedule:
         return self._do("bind", loop=loop, axis=axis)
 
+    def vthread(self, loop: str) -> Schedule:
+        return self._do("vthread", loop=loop)
+
     def compute_at(self, stage: str, loop: str) -> Schedule:
         return self._do("compute_at", stage=stage, loop=loop)
+
+    def store_at(self, stage: str, loop: str, compute: str) -> Schedule:
+        return self._do("store_at", stage=stage, loop=loop, compute=compute)
 
     def inline(self, stage: str) -> Schedule:
         return self._do("inline", stage=stage)
@@ -163,6 +178,12 @@ class Schedule:
 
     def swizzle(self, tensor: str) -> Schedule:
         return self._do("swizzle", tensor=tensor)
+
+    def stream(self, stage: str) -> Schedule:
+        return self._do("stream", stage=stage)
+
+    def transpose(self, stage: str) -> Schedule:
+        return self._do("transpose", stage=stage)
 
     def prefetch(
         self,

@@ -67,6 +67,24 @@ def bind(nest: Nest, loop: str, axis: str) -> Nest:
     return replace(bound, body=replaced(bound.body, found, (replace(found, axis=axis),)))
 
 
+def vthread(nest: Nest, loop: str) -> Nest:
+    """Run the iterations as virtual threads: interleaved into one stream for units that load, execute and store apart.
+
+        for v < 2:                             virtual v < 2:                 load    |tile.0|tile.1|tile.0|tile.1|
+          for k < 8:                             for k < 8:                   execute        |acc.0 |acc.1 |acc.0 |
+            tile[..] = x[v, k, ..]      ->         tile[..] = x[v, k, ..]
+            acc[..] += tile[..]                    acc[..] += tile[..]
+          out[v, ..] = acc[..]                   out[v, ..] = acc[..]
+
+    One unit then loads for a thread while another computes for the other. Each thread has buffers of its own, and
+    tokens say when a unit may go on; `loops/passes/virtual_threads.py` has the stream. Needs: loads are stages that
+    only copy (`cache_read`), and what is stored is local (`cache_write`); the loop is not a reduction's, and is in no
+    other loop of virtual threads; no loop is bound to a GPU, and nothing is pipelined otherwise. For
+    accelerators with decoupled units; a CPU runs the stream in order. Other names: vthread (TVM).
+    """
+    return _set_kind(nest, loop, Kind.VIRTUAL)
+
+
 BLOCK_AXES, THREAD_AXES, WARP_AXES = (
     tuple(f"{unit}.{letter}" for letter in "zyx") for unit in ("block", "thread", "warp")
 )  # the slowest first

@@ -21,6 +21,7 @@ from tilewright.loops.ir import (
     Scope,
     Stmt,
     Store,
+    Transpose,
     Warp,
 )
 from tilewright.loops.schedule.nest import (
@@ -36,6 +37,11 @@ from tilewright.loops.schedule.nest import (
     flat,
     identity,
     leaves,
+    map_leaves,
+    narrow_inside,
+    replaced,
+    stored_at,
+    with_values,
 )
 from tilewright.loops.schedule.pipeline import copied
 from tilewright.loops.schedule.rules import across
@@ -43,12 +49,12 @@ from tilewright.loops.schedule.tensorise import IntrinsicOperand, OperandAccess,
 from tilewright.te.index import coefficient, simplify
 
 
-def lower(nest: Nest, decisions: str = "") -> Program:
-    """The program of the nest."""
+def lower(nest: Nest, decisions: str = "", asynchronous: bool = False) -> Program:
+    """The program of the nest. `asynchronous`: pipelined tiles in memory are filled by asynchronous copies."""
     params = tuple(_buffer(tile) for tile in (*nest.inputs, nest.output))
     packings = nest.packings if any(packing is not None for packing in nest.packings) else ()
-    asynchronous = {name for name, _ in nest.stages}
-    body = ir.map_exprs(_statements(_with_copies(nest.body, asynchronous)), simplify)
+    names = {name for name, _ in nest.stages} if asynchronous else set()
+    body = ir.map_exprs(_statements(_with_copies(nest.body, names)), simplify)
     return Program(nest.name, params, body, decisions, packings)
 
 
@@ -118,8 +124,21 @@ def _statements(nodes: Sequence[Node], started: frozenset[str] = frozenset()) ->
             if leaf.kind is not None and leaf.stage not in started and _begins(node, path, leaf):
                 stmts.append(_beginning(node, leaf))
                 begun.add(leaf.stage)
+        transposed = [
+            leaf for _, leaf in leaves((node,)) if leaf.stage not in begun and _fills_by_columns(node, leaf)
+        ]
+        begun |= {leaf.stage for leaf in transposed}
         stmts.append(_statement(node, frozenset(begun)))
+        for leaf in transposed:
+            side = max(leaf.target.shape)
+            stmts.append(Transpose(_buffer(leaf.target), side, side, side))
     return ir.block(*stmts)
+
+
+def _fills_by_columns(node: Node, leaf: Leaf) -> bool:
+    """Whether the node is the outermost loop that fills a tile which is transposed afterwards."""
+    moving = {var for index in leaf.indices for var in te.variables(index)}
+    return leaf.transposed and isinstance(node, Loop) and node.var in moving
 
 
 def _begins(node: Node, path: Path, leaf: Leaf) -> bool:
@@ -133,7 +152,8 @@ def _begins(node: Node, path: Path, leaf: Leaf) -> bool:
 
 def _statement(node: Node, started: frozenset[str]) -> Stmt:
     if isinstance(node, Leaf):
-        return _guarded(node.guards, Store(*_target(node), _combined(node, _value(node.value))))
+        stored = Store(*_target(node), _combined(node, _value(node.value)), node.streamed)
+        return _guarded(node.guards, stored)
     if isinstance(node, Fetch):
         return Prefetch(_buffer(node.tile), flat(node.tile, node.indices), node.level)
     if isinstance(node, Transfer):
@@ -151,7 +171,53 @@ def _statement(node: Node, started: frozenset[str]) -> Stmt:
         (leaf,) = node.body
         if isinstance(leaf, Leaf) and node.var in leaf.reduced:
             return _across(node, leaf)
+    inner = narrow_inside(node)
+    if inner is not None:
+        whole, last = _parts(node, inner)
+        return _in_two(node, whole, _statements(whole.body, started), _statements(last, started))
     return _loop(node, _statements(node.body, started))
+
+
+def _parts(outer: Loop, inner: Loop) -> tuple[Loop, tuple[Node, ...]]:
+    """A loop over the whole tiles, and what its last iteration does; a vector of it becomes several shorter ones."""
+    count = outer.var.extent - 1
+    if outer.kind is Kind.PARALLEL:
+        whole = outer
+    else:
+        var = te.Var(outer.name, count)
+        whole = replace(outer, var=var, body=_with_var(outer.body, outer.var, var))
+    tails: list[Node] = []
+    start = 0
+    while start < inner.rest:
+        left = inner.rest - start
+        size = 1 << (left.bit_length() - 1) if inner.kind is Kind.VECTOR else left
+        var = te.Var(inner.name, size)
+        body = _with_var(inner.body, inner.var, te.as_index(start) if size == 1 else start + var, var)
+        tails += body if size == 1 else (replace(inner, var=var, body=body, rest=0, within=""),)
+        start += size
+    last = replaced(outer.body, inner, tuple(tails))
+    return whole, _with_var(last, outer.var, te.as_index(count))
+
+
+def _with_var(
+    nodes: tuple[Node, ...], old: te.Var, value: te.Expr, new: te.Var | None = None
+) -> tuple[Node, ...]:
+    """The nodes with a loop's variable replaced by a value, of another loop or none."""
+    renamed = value if isinstance(value, te.Var) else new
+
+    def in_leaf(leaf: Leaf) -> Leaf:
+        if old not in leaf.reduced:
+            return leaf
+        return replace(leaf, reduced=(leaf.reduced - {old}) | ({renamed} if renamed is not None else set()))
+
+    return map_leaves(with_values(nodes, {old: value}), in_leaf)
+
+
+def _in_two(outer: Loop, whole: Loop, body: Stmt, last: Stmt) -> Stmt:
+    if outer.kind is Kind.PARALLEL:  # the one outermost statement
+        inside = te.call("lt", outer.var, te.as_index(outer.var.extent - 1))
+        return For(outer.var, outer.kind, If(inside, body, last))
+    return ir.block(_loop(whole, body), last)
 
 
 def _loop(loop: Loop, body: Stmt) -> Stmt:
@@ -187,12 +253,19 @@ def _across(loop: Loop, leaf: Leaf) -> Stmt:
 
 def _beginning(node: Node, leaf: Leaf) -> Stmt:
     """Store the identity to every element that the reduction inside `node` combines into."""
-    guards = [guard for guard in leaf.guards if not te.variables(guard) & leaf.reduced]
+
+    def visit_all(nodes: Sequence[Node]) -> Stmt:
+        return ir.block(*(visit(c) for c in nodes if any(o.stage == leaf.stage for _, o in leaves((c,)))))
 
     def visit(inner: Node) -> Stmt:
         if isinstance(inner, Loop):
-            (child,) = (c for c in inner.body if any(other is leaf for _, other in leaves((c,))))
-            return visit(child) if inner.var in leaf.reduced else _loop(inner, visit(child))
+            if inner.var in leaf.reduced:
+                return visit_all(inner.body)
+            narrow = narrow_inside(inner)
+            if narrow is not None and any(o.stage == leaf.stage for _, o in leaves((narrow,))):
+                whole, last = _parts(inner, narrow)
+                return _in_two(inner, whole, visit_all(whole.body), visit_all(last))
+            return _loop(inner, visit_all(inner.body))
         if isinstance(inner, Micro) and inner.thread is not None:
             (tile, start), fragment = inner.starts[0], inner.intrinsic.fragments[0]
             number = te.Var(f"{tile.name}.n", fragment.size)
@@ -201,16 +274,20 @@ def _beginning(node: Node, leaf: Leaf) -> Stmt:
         if isinstance(inner, Micro):
             if inner.intrinsic.initialise is None:
                 return visit(inner.loop)
-            out = _operand(match(inner.loop, inner.intrinsic).output)
-            return _guarded(guards, inner.intrinsic.initialise(out, identity(leaf)))
-        assert inner is leaf
-        return _guarded(guards, Store(*_target(leaf), identity(leaf)))
+            found = match(inner.loop, inner.intrinsic)
+            out = _operand(found.output)
+            return _guarded(outside(found.leaf), inner.intrinsic.initialise(out, identity(leaf)))
+        assert isinstance(inner, Leaf) and inner.stage == leaf.stage
+        return _guarded(outside(inner), Store(*_target(inner), identity(inner)))
+
+    def outside(inner: Leaf) -> list[te.Expr]:
+        return [guard for guard in inner.guards if not te.variables(guard) & inner.reduced]
 
     return visit(node)
 
 
 def _target(leaf: Leaf) -> tuple[Buffer, te.Expr]:
-    return _buffer(leaf.target), flat(leaf.target, leaf.indices)
+    return _buffer(leaf.target), stored_at(leaf)
 
 
 def _combined(leaf: Leaf, value: te.Expr) -> te.Expr:

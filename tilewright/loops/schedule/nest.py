@@ -11,6 +11,10 @@ Semantics
 - A local tile belongs to the innermost loop that holds its leaf and all its readers: each iteration fills it anew. So
   loops carry no dependence except those of reductions, whose elements may be combined in any order.
 - Iterations of a loop that `overlaps` write some elements twice, with the same value.
+- A loop with `rest` runs so many iterations, its first, in the last iteration of the loop `within`, and all in others.
+- A tile that is `kept` holds what earlier iterations of a loop computed: these iterations run in order.
+- A `streamed` leaf stores around the caches. A `transposed` one fills its tile by columns, and the tile is transposed
+  where the loops over its elements end.
 - `Micro` is a nest that an intrinsic computes, and `Fetch` a prefetch.
 - A loop that is bound to an `axis` of a GPU runs its iterations on blocks, warps or threads (`bound.py`).
 - A `swizzled` tile has the 16-byte chunks of its rows permuted, each of eight rows differently, against bank conflicts.
@@ -58,6 +62,8 @@ class Loop:
     kind: Kind = Kind.SERIAL
     overlaps: bool = False
     axis: str = ""  # of a GPU, that it is bound to
+    rest: int = 0
+    within: str = ""
 
     @property
     def name(self) -> str:
@@ -73,6 +79,8 @@ class Leaf:
     kind: str | None = None  # of the reduction, as in `te.Reduce`
     reduced: frozenset[te.Var] = frozenset()
     guards: tuple[te.Expr, ...] = ()
+    streamed: bool = False
+    transposed: bool = False
 
     def map(self, change: Change) -> Leaf:
         return replace(
@@ -129,6 +137,9 @@ class Nest:
     constants: frozenset[str] = frozenset()  # the inputs that are the same in every call
     packings: tuple[Packing | None, ...] = ()  # one for each input
     stages: tuple[tuple[str, int], ...] = ()  # of pipelined tiles, by name
+    kept: tuple[
+        tuple[str, tuple[str, ...]], ...
+    ] = ()  # by stage: the loop it is kept in, and those down to its own
 
 
 # -- walking ----------------------------------------------------------------------------------------------------------
@@ -194,6 +205,14 @@ def perfect_chain(loop: Loop) -> tuple[list[Loop], Leaf] | None:
         if not isinstance(child, Loop):
             return None
         chain.append(child)
+    return None
+
+
+def narrow_inside(loop: Loop) -> Loop | None:
+    """The loop of which only some iterations run in the last iteration of `loop`; None if there is none."""
+    for _, node in walk(loop.body):
+        if isinstance(node, Loop) and node.within == loop.name:
+            return node
     return None
 
 
@@ -308,6 +327,16 @@ def flat(tile: Tile, indices: tuple[te.Expr, ...]) -> te.Expr:
     return simplify(row_major(tile, (*indices[:-1], te.as_index(0))) + chunk * wide + column % wide)
 
 
+def stored_at(leaf: Leaf) -> te.Expr:
+    """The offset at which a leaf stores; of a transposed one, before the tile is transposed."""
+    if not leaf.transposed:
+        return flat(leaf.target, leaf.indices)
+    first, second = (axis for axis, extent in enumerate(leaf.target.shape) if extent != 1)
+    indices = list(leaf.indices)
+    indices[first], indices[second] = indices[second], indices[first]
+    return flat(leaf.target, tuple(indices))
+
+
 def _rejoined(form: Linear) -> Linear:
     """Simplify `(x // n) * (c * n) + (x % n) * c` to `x * c`: two fused axes with contiguous strides."""
     for atom, factor in form.terms.items():
@@ -359,8 +388,10 @@ def plain(nest: Nest, stage: str, *, reductions_too: bool = True) -> PlainStage:
         ours = loop.var in leaf.reduced
         if loop.kind is not Kind.SERIAL:
             raise refuse(f"its loop {loop.name} is {loop.kind.value}")
-        if loop.overlaps and (reductions_too or not ours):
+        if (loop.overlaps and (reductions_too or not ours)) or loop.rest:
             raise refuse(f"its loop {loop.name} was split")
+    if leaf.streamed or leaf.transposed:
+        raise refuse("its stores were changed")
     axes: list[te.Var | None] = []
     spatial = {loop.var for loop in path if loop.var not in leaf.reduced}
     for index, extent in zip(leaf.indices, leaf.target.shape, strict=True):

@@ -16,6 +16,7 @@ from tilewright.loops.schedule.nest import (
     fresh,
     leaves,
     map_leaves,
+    narrow_inside,
     nested,
     replaced,
     with_values,
@@ -23,7 +24,7 @@ from tilewright.loops.schedule.nest import (
 from tilewright.support.arith import ceil_div
 from tilewright.te.index import simplify
 
-TAILS = ("exact", "guard", "shift")
+TAILS = ("exact", "guard", "shift", "narrow")
 
 
 def split(nest: Nest, loop: str, factor: int, tail: str = "exact", into: Sequence[str] | None = None) -> Nest:
@@ -38,15 +39,18 @@ def split(nest: Nest, loop: str, factor: int, tail: str = "exact", into: Sequenc
         exact   it is refused
         guard   for i.o < 4: for i.i < 4: if i.o * 4 + i.i < 13: ...
         shift   for i.o < 4: for i.i < 4: ... min(i.o * 4, 9) + i.i ...
+        narrow  for i.o < 3: for i.i < 4: ... i.o * 4 + i.i ...;  for i.i < 1: ... 12 + i.i ...
 
     A shifted tile repeats elements of its neighbour. That needs at least `factor` iterations, and nothing may be
     summed twice: the loop must not be a reduction loop (except of idempotent reductions such as a maximum), and must
-    stay outside the reduction loops. `into` names the new loops. Other names: split (Halide, TVM), divide_loop (Exo).
+    stay outside the reduction loops. A narrower last tile repeats and tests nothing, and may be of a sum; its code is
+    there twice, the two loops stay as they are, the outer one outside, and a vector becomes several shorter ones.
+    `into` names the new loops. Other names: split (Halide, TVM), divide_loop (Exo).
     """
     path = find_loop(nest, loop)
     found = path[-1]
     var, extent = found.var, found.var.extent
-    _serial("split", found)
+    _serial("split", nest, found)
     if factor < 1:
         raise ScheduleError(f"split: loop {loop} by {factor}: a factor is at least 1")
     if tail not in TAILS:
@@ -57,7 +61,7 @@ def split(nest: Nest, loop: str, factor: int, tail: str = "exact", into: Sequenc
             f"split: {factor} does not divide loop {loop}, which has {extent} iterations",
             remedy='another factor, or tail="guard" or tail="shift"',
         )
-    if tail == "shift" and not divides and factor > extent:
+    if tail in ("shift", "narrow") and not divides and factor > extent:
         raise ScheduleError(f"split: loop {loop} has {extent} iterations, too few for a tile of {factor}")
     names = (f"{loop}.o", f"{loop}.i") if into is None else tuple(into)
     if len(names) != 2 or names[0] == names[1]:
@@ -65,10 +69,11 @@ def split(nest: Nest, loop: str, factor: int, tail: str = "exact", into: Sequenc
     outer = te.Var(fresh(nest, names[0]), ceil_div(extent, factor))
     inner = te.Var(fresh(nest, names[1]), factor)
     shifted = tail == "shift" and not divides
+    narrow = tail == "narrow" and not divides
     start: te.Expr = outer * factor
     position = (te.call("min", start, extent - factor) if shifted else start) + inner
     body = with_values(found.body, {var: position})
-    guard = None if divides or shifted else simplify(te.call("lt", position, te.as_index(extent)))
+    guard = None if divides or shifted or narrow else simplify(te.call("lt", position, te.as_index(extent)))
 
     def adjust(leaf: Leaf) -> Leaf:
         if guard is not None:
@@ -76,7 +81,8 @@ def split(nest: Nest, loop: str, factor: int, tail: str = "exact", into: Sequenc
         return _renamed(leaf, {var}, {outer, inner})
 
     body = map_leaves(body, adjust)
-    pair = Loop(outer, (Loop(inner, body),), overlaps=found.overlaps or shifted)
+    tile = Loop(inner, body, rest=extent % factor, within=outer.name) if narrow else Loop(inner, body)
+    pair = Loop(outer, (tile,), overlaps=found.overlaps or shifted)
     return replace(nest, body=replaced(nest.body, found, (pair,)))
 
 
@@ -94,8 +100,8 @@ def fuse(nest: Nest, outer: str, inner: str, into: str | None = None) -> Nest:
     if len(path) < 2 or path[-2].name != outer:
         raise ScheduleError(f"fuse: loop {inner} is not directly inside loop {outer}")
     first, second = path[-2:]
-    _serial("fuse", first)
-    _serial("fuse", second)
+    _serial("fuse", nest, first)
+    _serial("fuse", nest, second)
     if len(first.body) != 1:
         raise ScheduleError(f"fuse: loop {outer} holds other statements than loop {inner}")
     for _, leaf in leaves(second.body):
@@ -167,6 +173,11 @@ def _renamed(leaf: Leaf, old: set[te.Var], new: set[te.Var]) -> Leaf:
     return replace(leaf, reduced=(leaf.reduced - old) | new)
 
 
-def _serial(primitive: str, loop: Loop) -> None:
+def _serial(primitive: str, nest: Nest, loop: Loop) -> None:
     if loop.kind is not Kind.SERIAL:
         raise ScheduleError(f"{primitive}: loop {loop.name} is {loop.kind.value} already")
+    if loop.rest or narrow_inside(loop) is not None:
+        raise ScheduleError(
+            f"{primitive}: loop {loop.name} belongs to a split with a narrower tail, and stays as it is",
+            remedy=f"{primitive} before the split",
+        )

@@ -10,7 +10,21 @@ from dataclasses import dataclass
 from tilewright import te
 from tilewright.errors import ScheduleError
 from tilewright.loops.ir import SCRATCH_LIMIT, Kind, Scope
-from tilewright.loops.schedule.nest import Leaf, Loop, Micro, Nest, Path, Tile, flat, identity, leaves, walk
+from tilewright.loops.schedule.nest import (
+    Leaf,
+    Loop,
+    Micro,
+    Nest,
+    Path,
+    Tile,
+    flat,
+    identity,
+    leaves,
+    narrow_inside,
+    reads,
+    stored_at,
+    walk,
+)
 from tilewright.loops.schedule.tensorise import match
 from tilewright.te.index import coefficient, linear
 
@@ -29,6 +43,12 @@ def check(nest: Nest) -> None:
 def check_complete(nest: Nest) -> None:
     """Additional rules for a finished schedule: registers at constant offsets, scratch memory within its limit. Of a
     schedule for a GPU, what `bound.py` makes of it is checked."""
+    for _, leaf in leaves(nest.body):
+        if leaf.transposed and leaf.target.scope is not Scope.REGISTER:
+            raise ScheduleError(
+                f"transpose: {leaf.target.name} is in {leaf.target.scope.value}, and registers are transposed",
+                remedy=f'set_scope("{leaf.stage}", "register")',
+            )
     _registers(nest)
     _scratch(nest)
 
@@ -176,7 +196,7 @@ def _overlaps(nest: Nest) -> None:
 
 def _copies(nest: Nest) -> None:
     for path, leaf in leaves(nest.body):
-        unrolled = [loop for loop in path if loop.kind is Kind.UNROLL]
+        unrolled = [loop for loop in path if loop.kind in (Kind.UNROLL, Kind.VIRTUAL)]
         copies = math.prod(loop.var.extent for loop in unrolled)
         if copies > MAX_COPIES:
             raise ScheduleError(
@@ -191,11 +211,133 @@ def _intrinsics(nest: Nest) -> None:
             match(node.loop, node.intrinsic)
 
 
-RULES: tuple[Callable[[Nest], None], ...] = (_parallel, _threads, _vector, _overlaps, _copies, _intrinsics)
+def _narrow(nest: Nest) -> None:
+    """The last iteration of a loop with a narrower tail is lowered by itself."""
+    within = {
+        id(inner) for _, node in walk(nest.body) if isinstance(node, Micro) for _, inner in walk((node.loop,))
+    }
+    for path, node in walk(nest.body):
+        if not (isinstance(node, Loop) and node.rest):
+            continue
+        outer = next((loop for loop in path if loop.name == node.within), None)
+        if outer is None:
+            raise ScheduleError(
+                f"split: loop {node.name} has a narrower tail and must stay inside loop {node.within}"
+            )
+        if id(node) in within:
+            raise ScheduleError(
+                f"tensorise: only {node.rest} iterations of loop {node.name} run at the end, and the intrinsic"
+                f" computes all {node.var.extent}",
+                remedy='split with tail="shift" or tail="guard" instead of "narrow"',
+            )
+        for loop in (outer, node):
+            if loop.axis:
+                raise ScheduleError(
+                    f"bind: loop {loop.name} belongs to a split with a narrower tail: {loop.axis} would differ at the"
+                    " end",
+                    remedy='split with tail="shift" or tail="guard" instead of "narrow"',
+                )
+        for _, leaf in leaves(node.body):
+            if leaf.stage in dict(nest.stages):
+                raise ScheduleError(
+                    f"pipeline: {leaf.stage}: loop {node.name} is narrower at the end, and copies would differ"
+                )
+
+
+def _virtual(nest: Nest) -> None:
+    """Virtual threads are interleaved into one stream."""
+    for path, node in walk(nest.body):
+        if not (isinstance(node, Loop) and node.kind is Kind.VIRTUAL):
+            continue
+        for loop in path:
+            if loop.kind is Kind.VIRTUAL:
+                raise ScheduleError(
+                    f"vthread: loop {node.name} is inside loop {loop.name}, which is one of virtual threads",
+                    remedy="fuse them",
+                )
+        if any(isinstance(other, Loop) and other.axis for _, other in walk(nest.body)):
+            raise ScheduleError(
+                f"vthread: loop {node.name}: other loops are bound to a GPU, whose threads hide latency already"
+            )
+        if nest.stages:
+            raise ScheduleError(
+                f"vthread: loop {node.name}: {nest.stages[0][0]} is pipelined, which is another way to hide its loads"
+            )
+        if node.rest or narrow_inside(node) is not None:
+            raise ScheduleError(f"vthread: loop {node.name} has a narrower tail: threads would differ")
+        for _, leaf in leaves(node.body):
+            if node.var in leaf.reduced:
+                raise ScheduleError(
+                    f"vthread: loop {node.name} belongs to the reduction {leaf.stage}: its threads all update the same"
+                    " elements",
+                    remedy="rfactor first",
+                )
+
+
+def _transposed(nest: Nest) -> None:
+    for path, leaf in leaves(nest.body):
+        if not leaf.transposed:
+            continue
+        moving = {var for index in leaf.indices for var in te.variables(index)}
+        first = next(number for number, loop in enumerate(path) if loop.var in moving)
+        for loop in path[first:]:
+            if loop.var not in moving or len(loop.body) > 1:
+                raise ScheduleError(
+                    f"transpose: loop {loop.name} is among the loops that fill {leaf.target.name} and does more than"
+                    " that",
+                    remedy="place it outside of these loops",
+                )
+            if loop.axis:
+                raise ScheduleError(
+                    f"transpose: threads share the elements of {leaf.target.name}: loop {loop.name} is bound"
+                )
+            if loop.rest or narrow_inside(loop) is not None:
+                raise ScheduleError(f"transpose: loop {loop.name} has a narrower tail")
+
+
+def _kept(nest: Nest) -> None:
+    """What earlier iterations computed is still there: the loops that were there run in order."""
+    for stage, names in nest.kept:
+        around = next(path for path, leaf in leaves(nest.body) if leaf.stage == stage)
+        found = [loop for loop in around if loop.name in names]
+        last = found[-1].name if found else names[-1]
+        if tuple(loop.name for loop in found) != names or around.index(found[-1]) - around.index(
+            found[0]
+        ) + 1 != len(names):
+            raise ScheduleError(
+                f"store_at: stage {stage} keeps elements over the iterations of {', '.join(names)}: these loops stay"
+                " as they are",
+                remedy="split, fuse and reorder before store_at",
+            )
+        for loop in found[1:]:
+            if loop.kind not in (Kind.SERIAL, Kind.UNROLL):
+                raise ScheduleError(
+                    f"store_at: loop {loop.name} is {loop.axis or loop.kind.value}, and its iterations need in order"
+                    f" what stage {stage} keeps",
+                    remedy=f"parallel for loop {names[0]}, or compute_at in place of store_at",
+                )
+        tile = next(leaf.target for _, leaf in leaves(nest.body) if leaf.stage == stage)
+        for path, leaf in leaves(nest.body):
+            if reads(leaf, tile) and all(loop.name != last for loop in path):
+                raise ScheduleError(f"store_at: stage {leaf.stage} reads {tile.name} outside of loop {last}")
+
+
+RULES: tuple[Callable[[Nest], None], ...] = (
+    _parallel,
+    _threads,
+    _narrow,
+    _virtual,
+    _kept,
+    _transposed,
+    _vector,
+    _overlaps,
+    _copies,
+    _intrinsics,
+)
 
 
 def _accesses(leaf: Leaf) -> list[tuple[Tile, te.Expr]]:
-    found = [(leaf.target, flat(leaf.target, leaf.indices))]
+    found = [(leaf.target, stored_at(leaf))]
     for expr in leaf.expressions():
         for load in te.loads(expr):
             assert isinstance(load.source, Tile)

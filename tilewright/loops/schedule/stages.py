@@ -16,6 +16,7 @@ from tilewright.loops.schedule.nest import (
     find_loop,
     identity,
     leaves,
+    map_leaves,
     plain,
     reads,
     replaced,
@@ -78,6 +79,73 @@ def compute_at(nest: Nest, stage: str, loop: str) -> Nest:
     placed = replace(target, body=(*body[:first], *new, *body[first:]))
     without = replaced(nest.body, found.root, ())
     return replace(nest, body=replaced(without, _same(without, loop), (placed,)))
+
+
+def store_at(nest: Nest, stage: str, loop: str, compute: str) -> Nest:
+    """Keep what a stage computes in loop `compute` for all iterations of `loop` around it: each iteration computes only
+    what the one before did not.
+
+        for y < 6: p[y] = a[y] * 2                for y < 4:
+        for y < 4:                                  for py < 3: if y == 0 or py == 2:
+          out[y] = p[y] + p[y + 1] + p[y + 2]         p[y + py] = a[y + py] * 2
+                                          ->        out[y] = p[y] + p[y + 1] + p[y + 2]
+
+    The tile has room for what all iterations of `loop` read, so nothing in it moves. In the picture `compute` is y, and
+    `loop` one around it. Needs: what `compute_at` needs; `compute` is inside `loop`; its next iteration reads some of
+    the same elements, further along one axis of the stage. The loops from `loop` to `compute` then stay as they are,
+    and those inside `loop` run in order; `loop` itself may be parallel. Other names: store_at with compute_at (Halide),
+    a sliding window.
+    """
+    found = plain(nest, stage)
+    tile = found.leaf.target
+    path = find_loop(nest, compute)
+    names = [around.name for around in path]
+    if loop not in names[:-1]:
+        find_loop(nest, loop)
+        raise ScheduleError(f"store_at: loop {compute} is not inside loop {loop}")
+    holder = names.index(loop)
+    target = path[-1]
+    placed = compute_at(nest, stage, compute)
+    outside = {around.var for around in path[: holder + 1]}
+    indices = [load.indices for _, leaf in leaves(target.body) for load in reads(leaf, tile)]
+    now = [_region([i[axis] for i in indices], {a.var for a in path}, n) for axis, n in enumerate(tile.shape)]
+    kept = [_region([i[axis] for i in indices], outside, n) for axis, n in enumerate(tile.shape)]
+    steps = [side.start.terms.get(target.var, 0) for side in now]
+    moving = [axis for axis, step in enumerate(steps) if step]
+    if len(moving) != 1 or any(
+        target.var in te.variables(atom)
+        for side in now
+        for atom in side.start.terms
+        if not isinstance(atom, te.Var)
+    ):
+        raise ScheduleError(
+            f"store_at: what stage {stage} computes moves along {len(moving)} axes with loop {compute}, not along one",
+            remedy="compute_at another loop",
+        )
+    (axis,) = moving
+    if not 0 < steps[axis] < now[axis].extent:
+        raise ScheduleError(
+            f"store_at: iterations of loop {compute} share no elements of stage {stage}, in the order they run in",
+            remedy=f"compute_at for loop {compute}: there is nothing to keep",
+        )
+    small = next(leaf.target for _, leaf in leaves(placed.body) if leaf.stage == stage)
+    large = replace(small, shape=tuple(side.extent for side in kept))
+    shifts = [inner.start + outer.start.scaled(-1) for inner, outer in zip(now, kept, strict=True)]
+
+    def moved(indices: tuple[te.Expr, ...]) -> tuple[te.Expr, ...]:
+        return tuple((linear(i) + shift).expr() for i, shift in zip(indices, shifts, strict=True))
+
+    def in_leaf(leaf: Leaf) -> Leaf:
+        if leaf.stage != stage:
+            return leaf
+        new = te.call("le", te.as_index(now[axis].extent - steps[axis]), leaf.indices[axis])
+        first = te.call("le", target.var, te.as_index(0))
+        guards = (*leaf.guards, te.call("or", first, new))
+        return replace(leaf, target=large, indices=moved(leaf.indices), guards=guards)
+
+    body = with_loads(placed.body, small, lambda indices: te.Load(large, moved(indices)))
+    between = (stage, tuple(names[holder:]))
+    return replace(placed, body=map_leaves(body, in_leaf), kept=(*placed.kept, between))
 
 
 @dataclass(frozen=True)

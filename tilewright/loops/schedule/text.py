@@ -25,10 +25,8 @@ def print_nest(nest: Nest) -> str:
         pad = "  " * depth
         for node in nodes:
             if isinstance(node, Loop):
-                overlapping = ", overlapping" if node.overlaps else ""
-                lines.append(
-                    f"{pad}{node.axis or node.kind.value} {node.name} < {node.var.extent}{overlapping}:"
-                )
+                notes = ", overlapping" * node.overlaps + (f", {node.rest} at the end" if node.rest else "")
+                lines.append(f"{pad}{node.axis or node.kind.value} {node.name} < {node.var.extent}{notes}:")
                 visit(node.body, depth + 1)
             elif isinstance(node, Micro):
                 lines.append(f"{pad}{node.intrinsic.name}:")
@@ -47,4 +45,5 @@ def _leaf(leaf: Leaf) -> str:
     combine = {"sum": "+", "prod": "*"}.get(leaf.kind or "", leaf.kind or "")
     guard = te.all_of(leaf.guards)
     condition = "" if guard is None else f"if {print_expr(guard)}: "
-    return f"{condition}{position} {combine}= {print_expr(leaf.value)}"
+    arrow = "<-" if leaf.streamed else f"{combine}="
+    return f"{condition}{position} {arrow} {print_expr(leaf.value)}" + ", transposed" * leaf.transposed

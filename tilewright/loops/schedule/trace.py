@@ -25,6 +25,7 @@ from tilewright.loops.schedule import (
     reductions,
     restructure,
     stages,
+    stores,
     tensorise,
 )
 from tilewright.loops.schedule.nest import Nest
@@ -41,7 +42,9 @@ PRIMITIVES: dict[str, Callable[..., Nest]] = {
         kinds.unroll,
         kinds.parallel,
         kinds.bind,
+        kinds.vthread,
         stages.compute_at,
+        stages.store_at,
         stages.inline,
         caches.cache_read,
         caches.cache_write,
@@ -52,6 +55,8 @@ PRIMITIVES: dict[str, Callable[..., Nest]] = {
         prefetch.prefetch,
         pipeline.pipeline,
         pipeline.swizzle,
+        stores.stream,
+        stores.transpose,
     )
 }
 

@@ -139,8 +139,17 @@ def consumer_of(schedule: Schedule, name: str) -> Consumer | None:
 
 
 def lanes_for(machine: CpuMachine, leaf: Leaf, extent: int) -> int:
-    """Lanes for a vector loop with this many iterations: the machine's for the widest type involved, or fewer."""
-    elements = [leaf.target.dtype, *(load.dtype for load in loads_in(leaf))]
+    """Lanes for a vector loop along the last axis, with this many iterations: the machine's for the widest type
+    involved, or fewer. An index that all lanes share is loaded once, whatever its type."""
+    lane = te.variables(leaf.indices[-1]) if leaf.indices else frozenset()
+    shared = {
+        inner
+        for load in loads_in(leaf)
+        for index in load.indices
+        for inner in te.loads(index)
+        if lane and not any(te.variables(each) & lane for each in inner.indices)
+    }
+    elements = [leaf.target.dtype, *(load.dtype for load in loads_in(leaf) if load not in shared)]
     widest = max(elements, key=lambda dtype: dtype.compute.bytes)
     return min(machine.lanes(widest), power_of_two_below(extent))
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property
 
+from tilewright import te
 from tilewright.errors import ScheduleError, SketchError
 from tilewright.loops.ir import SCRATCH_LIMIT, Program
+from tilewright.loops.passes.cpu_pipeline import prefetched
+from tilewright.loops.schedule.nest import leaves
 from tilewright.space.sketches.sketch import Sketch, Values
-from tilewright.space.space import Config, Space
+from tilewright.space.space import Config, Knob, Space
 from tilewright.space.template import Terms
+
+AHEAD = "ahead"  # a knob: how many iterations earlier what data name is prefetched
+ITERATIONS = (0, 4, 16)
 
 
 class AppliedSketch:
@@ -22,8 +28,16 @@ class AppliedSketch:
     def space(self) -> Space:
         moves = self.sketch.moves
         knobs = tuple(knob for move in moves for knob in move.knobs)
+        if self._gathers:
+            knobs = (*knobs, Knob(AHEAD, ITERATIONS, default=0))
         together = tuple(names for move in moves for names in move.together)
         return Space(self.name, knobs, self._legal, together)
+
+    @cached_property
+    def _gathers(self) -> bool:
+        """Whether data say what it loads: no hardware prefetcher finds that, so it is worth a knob of its own."""
+        found = [load for _, leaf in leaves(self.sketch.start.nest.body) for load in te.loads(leaf.value)]
+        return any(te.loads(index) for load in found for index in load.indices)
 
     @cached_property
     def _cost(self) -> Callable[[Values], Terms] | None:
@@ -49,4 +63,5 @@ class AppliedSketch:
                 raise SketchError(
                     f"rule {move.rule!r} cannot go on in {self.name} with {values}: {error.message}"
                 ) from error
-        return schedule.program(str(config))
+        program = schedule.program(str(config))
+        return prefetched(program, int(values[AHEAD])) if values.get(AHEAD) else program

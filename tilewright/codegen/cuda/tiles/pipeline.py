@@ -11,6 +11,12 @@ stage: where dots of the body are all that uses the load, as their operand; wher
 that each thread reads back what it has copied. One barrier an iteration is enough: it is behind the wait for what the
 iteration reads, and before copies to the slot that the iteration before has read. Where a warpgroup multiplies, the
 copies are started beside its multiplications.
+
+`loops/passes/load_and_use.py` asks the same of loop programs: does each iteration fill and then use it, asynchronously,
+and independently of the iteration before? Its rules are about buffers, and a tile program has none before layouts give
+them: what is filled is a value in registers, a pointer may reach any element, so `origins` stand for the written
+buffers, and `slice_of` for the loads that depend on the loop. Therefore the conditions are shared, and the analysis is
+not.
 """
 
 from __future__ import annotations

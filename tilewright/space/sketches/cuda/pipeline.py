@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from tilewright import te
 from tilewright.loops.ir import Await, Commit, For, Kind, Program, Stmt, block
+from tilewright.loops.passes.load_and_use import pipelines
 from tilewright.loops.passes.pipeline import pipeline
 from tilewright.loops.tiling import with_values
 from tilewright.space.sketches.cuda.fetch import Fetched
@@ -54,4 +55,5 @@ def pipelined(
     made = pipeline(program, counts, fused=fused, synchronous=computed)
     words = [f"{stages} stages"] if stages > 1 else ["no pipeline"] if not registers else []
     words += ["registers a step ahead" + (", fused" if fused and stages > 1 else "")] if registers else []
-    return replace(made, decisions=f"{program.decisions}, {', '.join(words)}")
+    kept = pipelines(program, counts)
+    return replace(made, decisions=f"{program.decisions}, {', '.join(words)}" + (f"; {kept}" if kept else ""))

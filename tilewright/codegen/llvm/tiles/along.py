@@ -223,31 +223,34 @@ class Along(Expressions):
             less, self.builder.and_(number, self.builder.fcmp_unordered("uno", wide[1], wide[1]))
         )
 
-    def dot(self, a: Buffer, b: Buffer, c: Buffer, *, fresh: bool) -> None:
-        """c += a b, or c = a b where it is fresh: by a function that all dots of these shapes and types call."""
+    def dot(self, a: Buffer, b: Buffer, c: Buffer, count: ir.Value | None, *, fresh: bool) -> None:
+        """c += a b, or c = a b where it is fresh: by a function that all dots of these shapes and types call. `count`:
+        of the first rows, which are all that is computed."""
         assert isinstance(c.element, DType)
         shapes = "_".join("x".join(map(str, each.shape)) for each in (a, b))
         name = f"{self.module.name}_dot_{c.element.short}_{shapes}_{'fresh' if fresh else 'add'}"
+        name += "" if count is None else "_rows"
+        arguments = [each.pointer for each in (a, b, c)] + ([] if count is None else [count])
         function = self.module.globals.get(name)
         if function is None:
-            function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [PTR] * 3), name)
+            function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [each.type for each in arguments]), name)
             function.linkage = "internal"
             for attribute in ("nounwind", "noinline"):
                 function.attributes.add(attribute)
-            for argument in function.args:
+            for argument in function.args[:3]:
                 argument.attributes.add("noalias")
             outside = self.builder, self.entry
             self.entry = function.append_basic_block("entry")
             start = function.append_basic_block("start")
             self.builder = ir.IRBuilder(start)
-            inside = [replace(each, pointer=p) for each, p in zip((a, b, c), function.args, strict=True)]
-            self._dot_body(*inside, fresh=fresh)
+            inside = [replace(each, pointer=p) for each, p in zip((a, b, c), function.args[:3], strict=True)]
+            self._dot_body(*inside, a.shape[-2] if count is None else function.args[3], fresh=fresh)
             self.builder.ret_void()
             ir.IRBuilder(self.entry).branch(start)
             self.builder, self.entry = outside
-        self.builder.call(function, [each.pointer for each in (a, b, c)])
+        self.builder.call(function, arguments)
 
-    def _dot_body(self, a: Buffer, b: Buffer, c: Buffer, *, fresh: bool) -> None:
+    def _dot_body(self, a: Buffer, b: Buffer, c: Buffer, count: ir.Value | int, *, fresh: bool) -> None:
         """A block of c stays in registers while k runs."""
         *batch, rows, depth = a.shape
         columns = b.shape[-1]
@@ -263,7 +266,7 @@ class Along(Expressions):
         with (
             self._nest(batch) as outer,
             self.loop(columns, lanes * vectors) as n,
-            self.loop(rows, block) as m,
+            self.loop(count, block) as m,
         ):
             cells = {}
             for i in range(block):

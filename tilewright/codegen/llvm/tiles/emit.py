@@ -49,6 +49,7 @@ from tilewright.tile.ir import (
     While,
     walk,
 )
+from tilewright.tile.passes.observed_rows import RowLimit, observed_rows
 from tilewright.tile.passes.standard import simplified
 
 _VIEWS = ("broadcast", "expand_dims", "trans", "arange")
@@ -65,11 +66,13 @@ def emit_tile_program(program: TileProgram, facts: Facts, machine: CpuMachine, s
 
 class _Emitter(Control):
     streams = False  # whether some code stores non-temporally
+    limits: dict[Op, frozenset[RowLimit]]  # of the rows of dots
 
     def emit(self, symbol: str) -> None:
         function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [PTR, I64, I64]), symbol)
         function.attributes.add("nounwind")
         slots, begin, end = function.args
+        self.limits = observed_rows(self.program)
         self.entry = function.append_basic_block("entry")
         start = function.append_basic_block("start")
         self.builder = builder = ir.IRBuilder(start)
@@ -362,8 +365,26 @@ class _Emitter(Control):
                 target = self.materialise(acc, self.buffer(kind.element, kind.shape))
         fresh = target is None
         target = target or self.buffer(kind.element, kind.shape)
-        self.dot(operands[0], operands[1], target, fresh=fresh)
+        self.dot(operands[0], operands[1], target, self._seen_rows(op), fresh=fresh)
         self.env[result] = target
+
+    def _seen_rows(self, op: Op) -> ir.Value | None:
+        """How many of a dot's first rows somebody sees; None: all, as far as is known here."""
+        builder, rows = self.builder, tile_type(op.results[0]).shape[-2]
+        limits = self.limits.get(op, frozenset())
+        known = [(self.env.get(each.start), self.env.get(each.end), each) for each in limits]
+        if not known or any(start is None or end is None for start, end, _ in known):
+            return None
+        most: ir.Value = I64(0)
+        for start, end, limit in known:
+            kind = tile_type(limit.start).dtype
+            first = self.convert(start, kind, DType.I64)
+            count = builder.sub(self.convert(end, kind, DType.I64), first)
+            if kind is DType.I32:  # where the numbers of rows wrap around, the last ones are small
+                wraps = builder.icmp_signed(">", first, I64(2**31 - rows))
+                count = builder.select(wraps, I64(rows), count)
+            most = builder.select(builder.icmp_signed(">", count, most), count, most)
+        return builder.select(builder.icmp_signed("<", most, I64(rows)), most, I64(rows))
 
     def _packed(self, value: Value, into: DType, precision: str) -> Buffer:
         """An operand of dot, dense and in the type of its sums."""

@@ -34,9 +34,9 @@ _EACH_ELEMENT = frozenset([*SCALARS, "cast", "bitcast", "select"])
 
 @dataclass(frozen=True)
 class RowLimit:
-    """Row i is seen only if start + i < end: two scalars, of one type or both i64."""
+    """Row i is seen only if start + i < end: two scalars of one type. A start of None is 0."""
 
-    start: Value
+    start: Value | None
     end: Value
 
 
@@ -184,7 +184,11 @@ class _Observed:
         if op.name != "lt":
             return None
         index, bound = self._behind_views(op.operands[0], rows), self._scalar(op.operands[1])
-        if index is None or index.name != "add" or bound is None:
+        if index is None or bound is None:
+            return None
+        if index.name == "arange":
+            return RowLimit(None, bound) if index.settings["start"] == 0 else None
+        if index.name != "add":
             return None
         for one, other in (index.operands, index.operands[::-1]):
             numbers, start = self._behind_views(one, rows), self._scalar(other)

@@ -9,7 +9,7 @@ from llvmlite import ir
 
 from tilewright.codegen.llvm.tiles.expressions import Expressions
 from tilewright.codegen.llvm.tiles.values import Buffer, Chunk, Location, register_type, tile_type
-from tilewright.codegen.llvm.types import I32, I64, PTR, Typed, splat, vector_of
+from tilewright.codegen.llvm.types import I32, I64, Typed, splat, vector_of
 from tilewright.dtypes import DType
 from tilewright.tile.ir import Op, Value
 from tilewright.tile.ops import sum_type
@@ -233,7 +233,9 @@ class Along(Expressions):
         arguments = [each.pointer for each in (a, b, c)] + ([] if count is None else [count])
         function = self.module.globals.get(name)
         if function is None:
-            function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [each.type for each in arguments]), name)
+            function = ir.Function(
+                self.module, ir.FunctionType(ir.VoidType(), [each.type for each in arguments]), name
+            )
             function.linkage = "internal"
             for attribute in ("nounwind", "noinline"):
                 function.attributes.add(attribute)

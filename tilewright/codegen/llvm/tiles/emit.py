@@ -110,6 +110,7 @@ class _Emitter(Control):
 
     def block(self, block: Block) -> None:
         for node in block.nodes:
+            self.where = node.where or self.where
             if isinstance(node, Op):
                 self.op(node)
                 continue
@@ -355,7 +356,9 @@ class _Emitter(Control):
 
     def _dot(self, op: Op, result: Value) -> None:
         kind = tile_type(result)
+        self.ahead = dict(zip(op.operands[:2], (1, 0), strict=True)) if len(kind.shape) == 2 else {}
         operands = [self._packed(each, kind.dtype, op.settings["precision"]) for each in op.operands[:2]]
+        self.ahead = {}
         self.done.add(op)
         target: Buffer | None = None
         if len(op.operands) == 3:
@@ -372,14 +375,17 @@ class _Emitter(Control):
         """How many of a dot's first rows somebody sees; None: all, as far as is known here."""
         builder, rows = self.builder, tile_type(op.results[0]).shape[-2]
         limits = self.limits.get(op, frozenset())
-        known = [(self.env.get(each.start), self.env.get(each.end), each) for each in limits]
-        if not known or any(start is None or end is None for start, end, _ in known):
+        scalars = {each for limit in limits for each in (limit.start, limit.end) if each is not None}
+        if not limits or any(each not in self.env for each in scalars):
             return None
         most: ir.Value = I64(0)
-        for start, end, limit in known:
-            kind = tile_type(limit.start).dtype
-            first = self.convert(start, kind, DType.I64)
-            count = builder.sub(self.convert(end, kind, DType.I64), first)
+        for limit in limits:
+            kind = tile_type(limit.end).dtype
+            count = self.convert(self.env[limit.end], kind, DType.I64)
+            first: ir.Value = I64(0)
+            if limit.start is not None:
+                first = self.convert(self.env[limit.start], kind, DType.I64)
+                count = builder.sub(count, first)
             if kind is DType.I32:  # where the numbers of rows wrap around, the last ones are small
                 wraps = builder.icmp_signed(">", first, I64(2**31 - rows))
                 count = builder.select(wraps, I64(rows), count)
@@ -398,6 +404,7 @@ class _Emitter(Control):
         made = self.buffer(into, kind.shape)
         evaluated = self.begin([value], kind.shape)
         with self.over(kind.shape, 2) as locations:
+            self.prefetch(value, locations)
             for location in locations:
                 self.memo = {}
                 item = self.convert(self.spread(self.at(value, location), location.lanes), kind.dtype, into)

@@ -32,9 +32,10 @@ from tilewright.codegen.llvm.tiles.values import (
 )
 from tilewright.codegen.llvm.types import I1, I32, I64, PTR, Typed, splat, vector_of
 from tilewright.dtypes import DType
-from tilewright.errors import CodegenError
+from tilewright.errors import KernelError
 from tilewright.hw import CpuMachine
 from tilewright.hw.memory import STACK_BYTES
+from tilewright.support.source import SourceLocation
 from tilewright.te.scalars import SCALARS
 from tilewright.tile.atomics import ATOMICS
 from tilewright.tile.ir import Op, Pointer, Value
@@ -57,6 +58,7 @@ class Expressions:
         self.made_by: dict[Value, Op] = {}
         self.lanes = machine.lanes(DType.F32)
         self.stack = 0
+        self.where: SourceLocation | None = None  # of the operation whose code is written
         self.math = vector_math.MathContext(
             has_fma=machine.has_fma, has_scaling="avx512dq" in machine.features
         )
@@ -66,9 +68,11 @@ class Expressions:
     def alloca(self, kind: ir.Type, count: int = 1, size: int = 0) -> ir.Value:
         self.stack += size
         if self.stack > STACK_BYTES:
-            raise CodegenError(
-                f"the tiles of one program instance need more than {STACK_BYTES} bytes of a CPU's stack",
+            raise KernelError(
+                f"the tiles of one program instance need more than {STACK_BYTES} bytes of a CPU's stack; what is"
+                f" computed here needs {size} bytes of them",
                 remedy="use smaller blocks, and loop over them",
+                where=self.where,
             )
         builder = ir.IRBuilder(self.entry)
         made = builder.alloca(ir.ArrayType(kind, count) if count > 1 else kind)

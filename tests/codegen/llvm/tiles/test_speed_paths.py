@@ -204,3 +204,27 @@ def test_tiles_that_do_not_fit_on_the_stack_show_the_line() -> None:
         "tl.store(out + at, tl.dot(value, value + 1.0))",
     )
     assert "^" in str(caught.value) and "smaller blocks" in str(caught.value)
+
+
+@tilewright.kernel
+def shifted(x, out, N: tl.constexpr, AXIS: tl.constexpr, PUT: tl.constexpr):
+    """exp(x - m) / sum(exp(x - m)), the maxima and the sums along any axis of each other."""
+    at = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
+    value = tl.load(x + at)
+    most = tl.max(value, axis=AXIS)
+    weight = tl.exp(value - tl.expand_dims(most, PUT))
+    tl.store(out + at, weight / tl.expand_dims(tl.sum(weight, axis=AXIS), PUT))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("put", [0, 1])
+def test_a_maximum_of_other_elements_bounds_nothing(axis: int, put: int) -> None:
+    """Squares, whose maxima of rows have the shape of those of columns: then exponents may be positive, and sums small."""
+    n = 32
+    x = np.random.default_rng(0).standard_normal((n, n)).astype(np.float32)
+    x[3], x[5, 7] = x[3] - 60, np.nan
+    x[9], x[11, 2] = -np.inf, np.inf
+    found, wanted = np.empty_like(x), np.empty_like(x)
+    shifted[1](x, found, N=n, AXIS=axis, PUT=put)
+    shifted.interpret[1](x, wanted, N=n, AXIS=axis, PUT=put)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-37)

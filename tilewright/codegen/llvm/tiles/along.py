@@ -112,12 +112,7 @@ class Along(Expressions):
                     item = self.scalar(combine, wide, builder.load(cell, typ=kind), item)
                 builder.store(item, cell)
         parts = [builder.load(cell, typ=kind) for cell in cells]
-        while len(parts) > 1:
-            half = len(parts) // 2
-            parts = [
-                self.scalar(combine, wide, *pair) for pair in zip(parts[:half], parts[half:], strict=True)
-            ]
-        return parts[0]
+        return self._pairwise(parts, lambda a, b: self.scalar(combine, wide, a, b))
 
     def kept(self, location: Location) -> None:
         """Writes what later code needs of a loop's values; the emitter's."""
@@ -137,14 +132,33 @@ class Along(Expressions):
     def _across(self, vector: ir.Value, combine: str, wide: DType) -> ir.Value:
         """All lanes, first half with second half."""
         builder = self.builder
+        if combine == "add" or not wide.is_float or not isinstance(vector.type, ir.VectorType):
+            return self._halves(vector, lambda a, b: self.scalar(combine, wide, a, b))
+        # Whether there is a NaN is asked once, beside the steps, which need not pass it on then.
+        sign, bits = (">" if combine == "max" else "<"), ir.IntType(vector.type.count)
+        unordered = builder.bitcast(builder.fcmp_unordered("uno", vector, vector), bits)
+        nan = self.constant(float("nan"), wide)
+        number = self._halves(vector, lambda a, b: builder.select(builder.fcmp_ordered(sign, a, b), a, b))
+        return builder.select(builder.icmp_unsigned("!=", unordered, ir.Constant(bits, 0)), nan, number)
+
+    def _pairwise(
+        self, parts: list[ir.Value], combined: Callable[[ir.Value, ir.Value], ir.Value]
+    ) -> ir.Value:
+        while len(parts) > 1:
+            half = len(parts) // 2
+            parts = [combined(*pair) for pair in zip(parts[:half], parts[half:], strict=True)]
+        return parts[0]
+
+    def _halves(self, vector: ir.Value, combined: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
+        builder = self.builder
         while isinstance(vector.type, ir.VectorType):
             half = vector.type.count // 2
             if half == 1:
                 low, high = (builder.extract_element(vector, I32(n)) for n in range(2))
             else:
-                parts = [ir.Constant(ir.VectorType(I32, half), list(range(n, n + half))) for n in (0, half)]
-                low, high = (builder.shuffle_vector(vector, vector, part) for part in parts)
-            vector = self.scalar(combine, wide, low, high)
+                numbers = [ir.Constant(ir.VectorType(I32, half), list(range(n, n + half))) for n in (0, half)]
+                low, high = (builder.shuffle_vector(vector, vector, each) for each in numbers)
+            vector = combined(low, high)
         return vector
 
     def _arg(self, op: Op, value: Value, axis: int, result: Buffer | None) -> ir.Value | None:

@@ -279,7 +279,8 @@ class Expressions:
             scaled = self.scalar("mul", DType.F32, values[0], self._like(math.log2(math.e), values[0]))
             made = self.scalar("exp2_nonpositive", DType.F32, scaled)
         elif name == "div" and lanes > 1 and not uniform and chunks[1].uniform:
-            made = self._divided(values[0], chunks[1].value, types[0].dtype)
+            scales = not self._moderate(op.operands[1])
+            made = self._divided(values[0], chunks[1].value, types[0].dtype, scales=scales)
         else:
             made = self.scalar(name, types[0].dtype, *values)
         return Chunk(made, lanes)
@@ -295,25 +296,66 @@ class Expressions:
         op = self.made_by.get(value)
         return op is not None and op.name == "sub" and self._reaches(op.operands[1], op.operands[0])
 
-    def _reaches(self, most: Value, value: Value) -> bool:
-        """Whether `most` is at least `value`, of which it is a maximum: NaN where one is NaN."""
-        if most is value:
-            return True
-        op = self.made_by.get(most)
-        if op is None:
-            return False
-        if op.name in ("broadcast", "expand_dims"):
-            return self._reaches(op.operands[0], value)
-        if op.name == "max":
-            return any(self._reaches(each, value) for each in op.operands)
-        return op.name == "reduce" and op.settings["kind"] == "max" and op.operands[0] is value
+    def _reaches(self, most: Value, value: Value, expanded: tuple[int, ...] = ()) -> bool:
+        """Whether `most` is at least `value`, of which it is a maximum: NaN where one is NaN. `expanded`: the axes that
+        views have added to it."""
+        op, added = self._behind_views(most)
+        expanded += added
+        if op is not None and op.name == "max":
+            return any(each is value or self._reaches(each, value, expanded) for each in op.operands)
+        found = op is not None and op.name == "reduce" and op.settings["kind"] == "max"
+        return found and op.operands[0] is value and self._put_back(op, expanded)
 
-    def _divided(self, vector: ir.Value, by: ir.Value, dtype: DType) -> ir.Value:
+    def _moderate(self, value: Value) -> bool:
+        """Whether it is the sum of exp(x - m) over all that the maximum m is of: NaN, or from 1 to the number of terms."""
+        total = self._reduced_there(value)
+        if total is None or total.settings["kind"] != "sum":
+            return False
+        power = self.made_by.get(total.operands[0])
+        shifted = self.made_by.get(power.operands[0]) if power is not None and power.name == "exp" else None
+        if shifted is None or shifted.name != "sub":
+            return False
+        most = self._reduced_there(shifted.operands[1])
+        return (
+            most is not None
+            and most.settings == {**total.settings, "kind": "max"}
+            and most.operands[0] is shifted.operands[0]
+        )
+
+    def _reduced_there(self, value: Value) -> Op | None:
+        """The reduction whose result `value` is, put back along the axis that it reduces."""
+        op, expanded = self._behind_views(value)
+        return op if op is not None and op.name == "reduce" and self._put_back(op, expanded) else None
+
+    def _behind_views(self, value: Value) -> tuple[Op | None, tuple[int, ...]]:
+        """The operation behind views that repeat its result, and the axes that they add to it."""
+        op = self.made_by.get(value)
+        added: list[int] = []
+        while op is not None and op.name in ("broadcast", "expand_dims"):
+            old, new = (len(tile_type(each).shape) for each in (op.operands[0], op.results[0]))
+            if op.name == "expand_dims":
+                added.append(op.settings["axis"] % new)
+            elif old:
+                added += [0] * (new - old)
+            op = self.made_by.get(op.operands[0])
+        return op, tuple(added)
+
+    @staticmethod
+    def _put_back(op: Op, expanded: tuple[int, ...]) -> bool:
+        """Whether views with these new axes bring a reduction's result back to where its operand's elements are."""
+        rank = len(tile_type(op.operands[0]).shape)
+        return rank == 1 or expanded == (op.settings["axis"] % rank,)
+
+    def _divided(self, vector: ir.Value, by: ir.Value, dtype: DType, *, scales: bool) -> ir.Value:
         """A vector divided by one number: times its reciprocal, which is computed once, to two units in the last place.
-        Very large and very small divisors are brought to the middle of the range first, and the quotient after."""
+        `scales`: very large and very small divisors are brought to the middle of the range first, and the quotient
+        after."""
         builder, lanes = self.builder, vector.type.count
         if dtype.is_half:
             return self.scalar("div", dtype, vector, self.spread(Chunk(by, lanes), lanes))
+        if not scales:
+            reciprocal = builder.fdiv(self.constant(1.0, dtype), by)
+            return builder.fmul(vector, self.spread(Chunk(reciprocal, lanes), lanes))
         size = self.scalar("abs", dtype, by)
         far = 2.0 ** (64 if dtype is DType.F32 else 512)
         factor = self.constant(1.0, dtype)

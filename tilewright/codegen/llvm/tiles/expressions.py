@@ -39,6 +39,7 @@ from tilewright.support.source import SourceLocation
 from tilewright.te.scalars import SCALARS
 from tilewright.tile.atomics import ATOMICS
 from tilewright.tile.ir import Op, Pointer, Value
+from tilewright.tile.passes.exponents import nonpositive, sums_exponentials
 
 _SPACED = (DType.I32, DType.I64)
 ALIGNED = 64
@@ -274,12 +275,15 @@ class Expressions:
                 size = ir.Constant(wide.type, [attrs["bytes"]] * lanes)
             made = builder.add(values[0], builder.mul(wide, size))
         elif (
-            name == "exp" and lanes > 1 and types[0].dtype is DType.F32 and self._nonpositive(op.operands[0])
+            name == "exp"
+            and lanes > 1
+            and types[0].dtype is DType.F32
+            and nonpositive(self.made_by, op.operands[0])
         ):
             scaled = self.scalar("mul", DType.F32, values[0], self._like(math.log2(math.e), values[0]))
             made = self.scalar("exp2_nonpositive", DType.F32, scaled)
         elif name == "div" and lanes > 1 and not uniform and chunks[1].uniform:
-            scales = not self._moderate(op.operands[1])
+            scales = not sums_exponentials(self.made_by, op.operands[1])
             made = self._divided(values[0], chunks[1].value, types[0].dtype, scales=scales)
         else:
             made = self.scalar(name, types[0].dtype, *values)
@@ -290,61 +294,6 @@ class Expressions:
         if isinstance(value.type, ir.VectorType):
             return ir.Constant(value.type, [self.constant(number, DType.F32).constant] * value.type.count)
         return self.constant(number, DType.F32)
-
-    def _nonpositive(self, value: Value) -> bool:
-        """Whether it is a number minus a maximum that the number takes part in, as in every softmax."""
-        op = self.made_by.get(value)
-        return op is not None and op.name == "sub" and self._reaches(op.operands[1], op.operands[0])
-
-    def _reaches(self, most: Value, value: Value, expanded: tuple[int, ...] = ()) -> bool:
-        """Whether `most` is at least `value`, of which it is a maximum: NaN where one is NaN. `expanded`: the axes that
-        views have added to it."""
-        op, added = self._behind_views(most)
-        expanded += added
-        if op is not None and op.name == "max":
-            return any(each is value or self._reaches(each, value, expanded) for each in op.operands)
-        found = op is not None and op.name == "reduce" and op.settings["kind"] == "max"
-        return found and op.operands[0] is value and self._put_back(op, expanded)
-
-    def _moderate(self, value: Value) -> bool:
-        """Whether it is the sum of exp(x - m) over all that the maximum m is of: NaN, or from 1 to the number of terms."""
-        total = self._reduced_there(value)
-        if total is None or total.settings["kind"] != "sum":
-            return False
-        power = self.made_by.get(total.operands[0])
-        shifted = self.made_by.get(power.operands[0]) if power is not None and power.name == "exp" else None
-        if shifted is None or shifted.name != "sub":
-            return False
-        most = self._reduced_there(shifted.operands[1])
-        return (
-            most is not None
-            and most.settings == {**total.settings, "kind": "max"}
-            and most.operands[0] is shifted.operands[0]
-        )
-
-    def _reduced_there(self, value: Value) -> Op | None:
-        """The reduction whose result `value` is, put back along the axis that it reduces."""
-        op, expanded = self._behind_views(value)
-        return op if op is not None and op.name == "reduce" and self._put_back(op, expanded) else None
-
-    def _behind_views(self, value: Value) -> tuple[Op | None, tuple[int, ...]]:
-        """The operation behind views that repeat its result, and the axes that they add to it."""
-        op = self.made_by.get(value)
-        added: list[int] = []
-        while op is not None and op.name in ("broadcast", "expand_dims"):
-            old, new = (len(tile_type(each).shape) for each in (op.operands[0], op.results[0]))
-            if op.name == "expand_dims":
-                added.append(op.settings["axis"] % new)
-            elif old:
-                added += [0] * (new - old)
-            op = self.made_by.get(op.operands[0])
-        return op, tuple(added)
-
-    @staticmethod
-    def _put_back(op: Op, expanded: tuple[int, ...]) -> bool:
-        """Whether views with these new axes bring a reduction's result back to where its operand's elements are."""
-        rank = len(tile_type(op.operands[0]).shape)
-        return rank == 1 or expanded == (op.settings["axis"] % rank,)
 
     def _divided(self, vector: ir.Value, by: ir.Value, dtype: DType, *, scales: bool) -> ir.Value:
         """A vector divided by one number: times its reciprocal, which is computed once, to two units in the last place.

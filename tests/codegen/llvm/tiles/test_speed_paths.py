@@ -219,7 +219,7 @@ def shifted(x, out, N: tl.constexpr, AXIS: tl.constexpr, PUT: tl.constexpr):
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("put", [0, 1])
 def test_a_maximum_of_other_elements_bounds_nothing(axis: int, put: int) -> None:
-    """The maxima of a square's rows have the shape of those of its columns: exponents may be positive, and sums small."""
+    """In a square the maxima of rows have the shape of those of columns: exponents may be positive, sums small."""
     n = 32
     x = np.random.default_rng(0).standard_normal((n, n)).astype(np.float32)
     x[3], x[5, 7] = x[3] - 60, np.nan

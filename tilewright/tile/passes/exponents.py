@@ -40,7 +40,7 @@ def sums_exponentials(made: Made, value: Value) -> bool:
 
 def _reaches(made: Made, most: Value, value: Value, expanded: tuple[int, ...] = ()) -> bool:
     """Whether `most` is a maximum that `value` takes part in. `expanded`: the axes that views have added to it."""
-    op, added = _behind_views(made, most)
+    op, added = _through_views(made, most)
     expanded += added
     if op is None:
         return False
@@ -52,11 +52,11 @@ def _reaches(made: Made, most: Value, value: Value, expanded: tuple[int, ...] = 
 
 def _reduced_there(made: Made, value: Value) -> Op | None:
     """The reduction whose result `value` is, put back along the axis that it reduces."""
-    op, expanded = _behind_views(made, value)
+    op, expanded = _through_views(made, value)
     return op if op is not None and op.name == "reduce" and _put_back(op, expanded) else None
 
 
-def _behind_views(made: Made, value: Value) -> tuple[Op | None, tuple[int, ...]]:
+def _through_views(made: Made, value: Value) -> tuple[Op | None, tuple[int, ...]]:
     """The operation behind views that repeat its result, and the axes that they add to it."""
     op = made.get(value)
     added: list[int] = []

@@ -175,7 +175,7 @@ class _Observed:
         return self._limit(op.operands[2], kind.shape[0]) if len(op.operands) > 2 and kind.shape else None
 
     def _limit(self, mask: Value, rows: int) -> RowLimit | None:
-        op = self._behind_views(mask, rows)
+        op = self._through_views(mask, rows)
         if op is None:
             return None
         if op.name == "and":
@@ -183,7 +183,7 @@ class _Observed:
             return next((each for each in found if each is not None), None)
         if op.name != "lt":
             return None
-        index, bound = self._behind_views(op.operands[0], rows), self._scalar(op.operands[1])
+        index, bound = self._through_views(op.operands[0], rows), self._scalar(op.operands[1])
         if index is None or bound is None:
             return None
         if index.name == "arange":
@@ -191,12 +191,12 @@ class _Observed:
         if index.name != "add":
             return None
         for one, other in (index.operands, index.operands[::-1]):
-            numbers, start = self._behind_views(one, rows), self._scalar(other)
+            numbers, start = self._through_views(one, rows), self._scalar(other)
             if numbers is not None and numbers.name == "arange" and start is not None:
                 return RowLimit(start, bound) if numbers.settings["start"] == 0 else None
         return None
 
-    def _behind_views(self, value: Value, rows: int) -> Op | None:
+    def _through_views(self, value: Value, rows: int) -> Op | None:
         """The operation behind views that leave the rows where they are."""
         op = self.made.get(value)
         while op is not None and op.name in ("broadcast", "expand_dims"):

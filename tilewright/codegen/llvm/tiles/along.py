@@ -259,8 +259,11 @@ class Along(Expressions):
             self.entry = function.append_basic_block("entry")
             start = function.append_basic_block("start")
             self.builder = ir.IRBuilder(start)
-            inside = [replace(each, pointer=p) for each, p in zip((a, b, c), function.args[:3], strict=True)]
-            self._dot_body(*inside, a.shape[-2] if count is None else function.args[3], fresh=fresh)
+            left, right, sums = (
+                replace(each, pointer=p) for each, p in zip((a, b, c), function.args[:3], strict=True)
+            )
+            rows = a.shape[-2] if count is None else function.args[3]
+            self._dot_body(left, right, sums, rows, fresh=fresh)
             self.builder.ret_void()
             ir.IRBuilder(self.entry).branch(start)
             self.builder, self.entry = outside

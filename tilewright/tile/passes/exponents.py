@@ -57,7 +57,7 @@ def _reduced_there(made: Made, value: Value) -> Op | None:
 
 
 def _through_views(made: Made, value: Value) -> tuple[Op | None, tuple[int, ...]]:
-    """The operation behind views that repeat its result, and the axes that they add to it."""
+    """The operation whose result views repeat, and the axes that they add to it."""
     op = made.get(value)
     added: list[int] = []
     while op is not None and op.name in ("broadcast", "expand_dims"):

@@ -1,4 +1,4 @@
-"""Which rows of a dot's result somebody sees: those that the stores behind it have inside their masks.
+"""Which rows of a dot's result somebody sees: those that later stores have inside their masks.
 
     %c = dot %a, %b, %acc                       rows from %end - %start on are never stored, and nothing else
     store %p, %c, (%start + arange) < %end      looks at them: a code generator need not compute them
@@ -197,7 +197,7 @@ class _Observed:
         return None
 
     def _through_views(self, value: Value, rows: int) -> Op | None:
-        """The operation behind views that leave the rows where they are."""
+        """The operation whose result is seen through views that leave the rows where they are."""
         op = self.made.get(value)
         while op is not None and op.name in ("broadcast", "expand_dims"):
             if not self._keeps_rows(op):

@@ -60,6 +60,7 @@ class TileCounts:
     fmas: float = 0.0  # of dots
     half_fmas: float = 0.0  # of these, on 16-bit operands
     dots: float = 0.0
+    packed: float = 0.0  # bytes of operands that are copied for dots
     resumed: float = 0.0  # elements of accumulators that enter a dot and do not fit into registers
     loaded: float = 0.0  # bytes
     stored: float = 0.0
@@ -214,6 +215,7 @@ class _Counter:
         if _dtype(op.operands[0]).bytes <= 2:
             counts.half_fmas += fmas
         counts.dots += times
+        counts.packed += times * sum(map(_bytes, op.operands[:2]))
         counts.chained += times * sum(_bytes(each) for each in op.operands[:2] if each in self._of_dots)
         counts.resumed += times * batch * m * n
         counts.operand_bytes = max(counts.operand_bytes, _bytes(op.operands[0]) + _bytes(op.operands[1]))
@@ -287,6 +289,8 @@ def _cpu_terms(counts: TileCounts, machine: CpuMachine, options: Mapping[str, An
     kept = 0.0
     if not counts.sides and counts.carried_tile > _CARRIED_VECTORS * machine.vector_bytes:
         kept = counts.steps * counts.carried / machine.vector_bytes
+    # Operands are copied before a dot multiplies them, so its arithmetic hides nothing of that.
+    copies = counts.packed / machine.vector_bytes / machine.throughput.stores
     loads = moved + 0.35 * fmas + resumed / lanes + kept
     working_set = counts.carried + counts.operand_bytes + counts.largest
     moved_bytes = counts.loaded + counts.stored
@@ -304,7 +308,7 @@ def _cpu_terms(counts: TileCounts, machine: CpuMachine, options: Mapping[str, An
         from_l3=beyond_l2,
         from_memory=short * counts.tensors if counts.tensors > machine.caches.last else 0.0,
         iterations=min(instances, int(options.get("threads") or instances)),
-        scalar=40.0 * instances,
+        scalar=(40.0 + copies) * instances,
     )
 
 

@@ -9,6 +9,8 @@ import pytest
 
 import tilewright
 import tilewright.tile as tl
+from tests.tile.kernels import batched_matmul
+from tilewright.errors import KernelError
 from tilewright.hw import host
 
 
@@ -176,3 +178,53 @@ def test_an_operand_of_dot_may_be_its_accumulator(left: bool) -> None:
     out = np.empty_like(x)
     into_itself[1](x, out, N=32, LEFT=left)
     np.testing.assert_array_equal(out, x + (x @ (x + 1) if left else (x + 1) @ x))
+
+
+def test_the_next_operands_of_dot_are_prefetched() -> None:
+    x = np.zeros((64, 64), np.float32)
+    text = batched_matmul.compiled(x, x.copy(), x.copy(), 64, 64, 64, BM=32, BN=32, BK=32)
+    if "avx" in host().features or "avx512f" in host().features:
+        assert "prefetcht1" in text
+
+
+@tilewright.kernel
+def huge(x, out, N: tl.constexpr):
+    at = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
+    value = tl.load(x + at)
+    tl.store(out + at, tl.dot(value, value + 1.0))
+
+
+def test_tiles_that_do_not_fit_on_the_stack_show_the_line() -> None:
+    x = np.zeros((1024, 1024), np.float32)
+    with pytest.raises(KernelError, match="need more than 1048576 bytes of a CPU's stack") as caught:
+        huge[1](x, np.zeros_like(x), N=1024)
+    where = caught.value.where
+    assert where is not None and where.text.strip() in (
+        "value = tl.load(x + at)",
+        "tl.store(out + at, tl.dot(value, value + 1.0))",
+    )
+    assert "^" in str(caught.value) and "smaller blocks" in str(caught.value)
+
+
+@tilewright.kernel
+def shifted(x, out, N: tl.constexpr, AXIS: tl.constexpr, PUT: tl.constexpr):
+    """exp(x - m) / sum(exp(x - m)), the maxima and the sums along any axis of each other."""
+    at = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
+    value = tl.load(x + at)
+    most = tl.max(value, axis=AXIS)
+    weight = tl.exp(value - tl.expand_dims(most, PUT))
+    tl.store(out + at, weight / tl.expand_dims(tl.sum(weight, axis=AXIS), PUT))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("put", [0, 1])
+def test_a_maximum_of_other_elements_bounds_nothing(axis: int, put: int) -> None:
+    """In a square the maxima of rows have the shape of those of columns: exponents may be positive, sums small."""
+    n = 32
+    x = np.random.default_rng(0).standard_normal((n, n)).astype(np.float32)
+    x[3], x[5, 7] = x[3] - 60, np.nan
+    x[9], x[11, 2] = -np.inf, np.inf
+    found, wanted = np.empty_like(x), np.empty_like(x)
+    shifted[1](x, found, N=n, AXIS=axis, PUT=put)
+    shifted.interpret[1](x, wanted, N=n, AXIS=axis, PUT=put)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-37)

@@ -9,7 +9,7 @@ from llvmlite import ir
 
 from tilewright.codegen.llvm.tiles.expressions import Expressions
 from tilewright.codegen.llvm.tiles.values import Buffer, Chunk, Location, register_type, tile_type
-from tilewright.codegen.llvm.types import I32, I64, PTR, Typed, splat, vector_of
+from tilewright.codegen.llvm.types import I32, I64, Typed, splat, vector_of
 from tilewright.dtypes import DType
 from tilewright.tile.ir import Op, Value
 from tilewright.tile.ops import sum_type
@@ -112,12 +112,7 @@ class Along(Expressions):
                     item = self.scalar(combine, wide, builder.load(cell, typ=kind), item)
                 builder.store(item, cell)
         parts = [builder.load(cell, typ=kind) for cell in cells]
-        while len(parts) > 1:
-            half = len(parts) // 2
-            parts = [
-                self.scalar(combine, wide, *pair) for pair in zip(parts[:half], parts[half:], strict=True)
-            ]
-        return parts[0]
+        return self._pairwise(parts, lambda a, b: self.scalar(combine, wide, a, b))
 
     def kept(self, location: Location) -> None:
         """Writes what later code needs of a loop's values; the emitter's."""
@@ -137,14 +132,33 @@ class Along(Expressions):
     def _across(self, vector: ir.Value, combine: str, wide: DType) -> ir.Value:
         """All lanes, first half with second half."""
         builder = self.builder
+        if combine == "add" or not wide.is_float or not isinstance(vector.type, ir.VectorType):
+            return self._halves(vector, lambda a, b: self.scalar(combine, wide, a, b))
+        # Whether there is a NaN is asked once, beside the steps, which need not pass it on then.
+        sign, bits = (">" if combine == "max" else "<"), ir.IntType(vector.type.count)
+        unordered = builder.bitcast(builder.fcmp_unordered("uno", vector, vector), bits)
+        nan = self.constant(float("nan"), wide)
+        number = self._halves(vector, lambda a, b: builder.select(builder.fcmp_ordered(sign, a, b), a, b))
+        return builder.select(builder.icmp_unsigned("!=", unordered, ir.Constant(bits, 0)), nan, number)
+
+    def _pairwise(
+        self, parts: list[ir.Value], combined: Callable[[ir.Value, ir.Value], ir.Value]
+    ) -> ir.Value:
+        while len(parts) > 1:
+            half = len(parts) // 2
+            parts = [combined(*pair) for pair in zip(parts[:half], parts[half:], strict=True)]
+        return parts[0]
+
+    def _halves(self, vector: ir.Value, combined: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
+        builder = self.builder
         while isinstance(vector.type, ir.VectorType):
             half = vector.type.count // 2
             if half == 1:
                 low, high = (builder.extract_element(vector, I32(n)) for n in range(2))
             else:
-                parts = [ir.Constant(ir.VectorType(I32, half), list(range(n, n + half))) for n in (0, half)]
-                low, high = (builder.shuffle_vector(vector, vector, part) for part in parts)
-            vector = self.scalar(combine, wide, low, high)
+                numbers = [ir.Constant(ir.VectorType(I32, half), list(range(n, n + half))) for n in (0, half)]
+                low, high = (builder.shuffle_vector(vector, vector, each) for each in numbers)
+            vector = combined(low, high)
         return vector
 
     def _arg(self, op: Op, value: Value, axis: int, result: Buffer | None) -> ir.Value | None:
@@ -223,31 +237,39 @@ class Along(Expressions):
             less, self.builder.and_(number, self.builder.fcmp_unordered("uno", wide[1], wide[1]))
         )
 
-    def dot(self, a: Buffer, b: Buffer, c: Buffer, *, fresh: bool) -> None:
-        """c += a b, or c = a b where it is fresh: by a function that all dots of these shapes and types call."""
+    def dot(self, a: Buffer, b: Buffer, c: Buffer, count: ir.Value | None, *, fresh: bool) -> None:
+        """c += a b, or c = a b where it is fresh: by a function that all dots of these shapes and types call. `count`:
+        of the first rows, which are all that is computed."""
         assert isinstance(c.element, DType)
         shapes = "_".join("x".join(map(str, each.shape)) for each in (a, b))
         name = f"{self.module.name}_dot_{c.element.short}_{shapes}_{'fresh' if fresh else 'add'}"
+        name += "" if count is None else "_rows"
+        arguments = [each.pointer for each in (a, b, c)] + ([] if count is None else [count])
         function = self.module.globals.get(name)
         if function is None:
-            function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [PTR] * 3), name)
+            function = ir.Function(
+                self.module, ir.FunctionType(ir.VoidType(), [each.type for each in arguments]), name
+            )
             function.linkage = "internal"
             for attribute in ("nounwind", "noinline"):
                 function.attributes.add(attribute)
-            for argument in function.args:
+            for argument in function.args[:3]:
                 argument.attributes.add("noalias")
             outside = self.builder, self.entry
             self.entry = function.append_basic_block("entry")
             start = function.append_basic_block("start")
             self.builder = ir.IRBuilder(start)
-            inside = [replace(each, pointer=p) for each, p in zip((a, b, c), function.args, strict=True)]
-            self._dot_body(*inside, fresh=fresh)
+            left, right, sums = (
+                replace(each, pointer=p) for each, p in zip((a, b, c), function.args[:3], strict=True)
+            )
+            rows = a.shape[-2] if count is None else function.args[3]
+            self._dot_body(left, right, sums, rows, fresh=fresh)
             self.builder.ret_void()
             ir.IRBuilder(self.entry).branch(start)
             self.builder, self.entry = outside
-        self.builder.call(function, [each.pointer for each in (a, b, c)])
+        self.builder.call(function, arguments)
 
-    def _dot_body(self, a: Buffer, b: Buffer, c: Buffer, *, fresh: bool) -> None:
+    def _dot_body(self, a: Buffer, b: Buffer, c: Buffer, count: ir.Value | int, *, fresh: bool) -> None:
         """A block of c stays in registers while k runs."""
         *batch, rows, depth = a.shape
         columns = b.shape[-1]
@@ -263,7 +285,7 @@ class Along(Expressions):
         with (
             self._nest(batch) as outer,
             self.loop(columns, lanes * vectors) as n,
-            self.loop(rows, block) as m,
+            self.loop(count, block) as m,
         ):
             cells = {}
             for i in range(block):

@@ -49,6 +49,7 @@ from tilewright.tile.ir import (
     While,
     walk,
 )
+from tilewright.tile.passes.observed_rows import RowLimit, observed_rows
 from tilewright.tile.passes.standard import simplified
 
 _VIEWS = ("broadcast", "expand_dims", "trans", "arange")
@@ -65,11 +66,13 @@ def emit_tile_program(program: TileProgram, facts: Facts, machine: CpuMachine, s
 
 class _Emitter(Control):
     streams = False  # whether some code stores non-temporally
+    limits: dict[Op, frozenset[RowLimit]]  # of the rows of dots
 
     def emit(self, symbol: str) -> None:
         function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [PTR, I64, I64]), symbol)
         function.attributes.add("nounwind")
         slots, begin, end = function.args
+        self.limits = observed_rows(self.program)
         self.entry = function.append_basic_block("entry")
         start = function.append_basic_block("start")
         self.builder = builder = ir.IRBuilder(start)
@@ -107,6 +110,7 @@ class _Emitter(Control):
 
     def block(self, block: Block) -> None:
         for node in block.nodes:
+            self.where = node.where or self.where
             if isinstance(node, Op):
                 self.op(node)
                 continue
@@ -352,7 +356,9 @@ class _Emitter(Control):
 
     def _dot(self, op: Op, result: Value) -> None:
         kind = tile_type(result)
+        self.ahead = dict(zip(op.operands[:2], (1, 0), strict=True)) if len(kind.shape) == 2 else {}
         operands = [self._packed(each, kind.dtype, op.settings["precision"]) for each in op.operands[:2]]
+        self.ahead = {}
         self.done.add(op)
         target: Buffer | None = None
         if len(op.operands) == 3:
@@ -362,8 +368,29 @@ class _Emitter(Control):
                 target = self.materialise(acc, self.buffer(kind.element, kind.shape))
         fresh = target is None
         target = target or self.buffer(kind.element, kind.shape)
-        self.dot(operands[0], operands[1], target, fresh=fresh)
+        self.dot(operands[0], operands[1], target, self._seen_rows(op), fresh=fresh)
         self.env[result] = target
+
+    def _seen_rows(self, op: Op) -> ir.Value | None:
+        """How many of a dot's first rows somebody sees; None: all, as far as is known here."""
+        builder, rows = self.builder, tile_type(op.results[0]).shape[-2]
+        limits = self.limits.get(op, frozenset())
+        scalars = {each for limit in limits for each in (limit.start, limit.end) if each is not None}
+        if not limits or any(each not in self.env for each in scalars):
+            return None
+        most: ir.Value = I64(0)
+        for limit in limits:
+            kind = tile_type(limit.end).dtype
+            count = self.convert(self.env[limit.end], kind, DType.I64)
+            first: ir.Value = I64(0)
+            if limit.start is not None:
+                first = self.convert(self.env[limit.start], kind, DType.I64)
+                count = builder.sub(count, first)
+            if kind is DType.I32:  # where the numbers of rows wrap around, the last ones are small
+                wraps = builder.icmp_signed(">", first, I64(2**31 - rows))
+                count = builder.select(wraps, I64(rows), count)
+            most = builder.select(builder.icmp_signed(">", count, most), count, most)
+        return builder.select(builder.icmp_signed("<", most, I64(rows)), most, I64(rows))
 
     def _packed(self, value: Value, into: DType, precision: str) -> Buffer:
         """An operand of dot, dense and in the type of its sums."""
@@ -377,6 +404,7 @@ class _Emitter(Control):
         made = self.buffer(into, kind.shape)
         evaluated = self.begin([value], kind.shape)
         with self.over(kind.shape, 2) as locations:
+            self.prefetch(value, locations)
             for location in locations:
                 self.memo = {}
                 item = self.convert(self.spread(self.at(value, location), location.lanes), kind.dtype, into)

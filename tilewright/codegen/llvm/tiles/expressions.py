@@ -32,12 +32,14 @@ from tilewright.codegen.llvm.tiles.values import (
 )
 from tilewright.codegen.llvm.types import I1, I32, I64, PTR, Typed, splat, vector_of
 from tilewright.dtypes import DType
-from tilewright.errors import CodegenError
+from tilewright.errors import KernelError
 from tilewright.hw import CpuMachine
 from tilewright.hw.memory import STACK_BYTES
+from tilewright.support.source import SourceLocation
 from tilewright.te.scalars import SCALARS
 from tilewright.tile.atomics import ATOMICS
 from tilewright.tile.ir import Op, Pointer, Value
+from tilewright.tile.passes.exponents import nonpositive, sums_exponentials
 
 _SPACED = (DType.I32, DType.I64)
 ALIGNED = 64
@@ -57,6 +59,7 @@ class Expressions:
         self.made_by: dict[Value, Op] = {}
         self.lanes = machine.lanes(DType.F32)
         self.stack = 0
+        self.where: SourceLocation | None = None  # of the operation whose code is written
         self.math = vector_math.MathContext(
             has_fma=machine.has_fma, has_scaling="avx512dq" in machine.features
         )
@@ -66,9 +69,11 @@ class Expressions:
     def alloca(self, kind: ir.Type, count: int = 1, size: int = 0) -> ir.Value:
         self.stack += size
         if self.stack > STACK_BYTES:
-            raise CodegenError(
-                f"the tiles of one program instance need more than {STACK_BYTES} bytes of a CPU's stack",
+            raise KernelError(
+                f"the tiles of one program instance need more than {STACK_BYTES} bytes of a CPU's stack; what is"
+                f" computed here needs {size} bytes of them",
                 remedy="use smaller blocks, and loop over them",
+                where=self.where,
             )
         builder = ir.IRBuilder(self.entry)
         made = builder.alloca(ir.ArrayType(kind, count) if count > 1 else kind)
@@ -270,12 +275,16 @@ class Expressions:
                 size = ir.Constant(wide.type, [attrs["bytes"]] * lanes)
             made = builder.add(values[0], builder.mul(wide, size))
         elif (
-            name == "exp" and lanes > 1 and types[0].dtype is DType.F32 and self._nonpositive(op.operands[0])
+            name == "exp"
+            and lanes > 1
+            and types[0].dtype is DType.F32
+            and nonpositive(self.made_by, op.operands[0])
         ):
             scaled = self.scalar("mul", DType.F32, values[0], self._like(math.log2(math.e), values[0]))
             made = self.scalar("exp2_nonpositive", DType.F32, scaled)
         elif name == "div" and lanes > 1 and not uniform and chunks[1].uniform:
-            made = self._divided(values[0], chunks[1].value, types[0].dtype)
+            scales = not sums_exponentials(self.made_by, op.operands[1])
+            made = self._divided(values[0], chunks[1].value, types[0].dtype, scales=scales)
         else:
             made = self.scalar(name, types[0].dtype, *values)
         return Chunk(made, lanes)
@@ -286,30 +295,16 @@ class Expressions:
             return ir.Constant(value.type, [self.constant(number, DType.F32).constant] * value.type.count)
         return self.constant(number, DType.F32)
 
-    def _nonpositive(self, value: Value) -> bool:
-        """Whether it is a number minus a maximum that the number takes part in, as in every softmax."""
-        op = self.made_by.get(value)
-        return op is not None and op.name == "sub" and self._reaches(op.operands[1], op.operands[0])
-
-    def _reaches(self, most: Value, value: Value) -> bool:
-        """Whether `most` is at least `value`, of which it is a maximum: NaN where one is NaN."""
-        if most is value:
-            return True
-        op = self.made_by.get(most)
-        if op is None:
-            return False
-        if op.name in ("broadcast", "expand_dims"):
-            return self._reaches(op.operands[0], value)
-        if op.name == "max":
-            return any(self._reaches(each, value) for each in op.operands)
-        return op.name == "reduce" and op.settings["kind"] == "max" and op.operands[0] is value
-
-    def _divided(self, vector: ir.Value, by: ir.Value, dtype: DType) -> ir.Value:
+    def _divided(self, vector: ir.Value, by: ir.Value, dtype: DType, *, scales: bool) -> ir.Value:
         """A vector divided by one number: times its reciprocal, which is computed once, to two units in the last place.
-        Very large and very small divisors are brought to the middle of the range first, and the quotient after."""
+        `scales`: very large and very small divisors are brought to the middle of the range first, and the quotient
+        after."""
         builder, lanes = self.builder, vector.type.count
         if dtype.is_half:
             return self.scalar("div", dtype, vector, self.spread(Chunk(by, lanes), lanes))
+        if not scales:
+            reciprocal = builder.fdiv(self.constant(1.0, dtype), by)
+            return builder.fmul(vector, self.spread(Chunk(reciprocal, lanes), lanes))
         size = self.scalar("abs", dtype, by)
         far = 2.0 ** (64 if dtype is DType.F32 else 512)
         factor = self.constant(1.0, dtype)

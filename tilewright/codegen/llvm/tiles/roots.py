@@ -14,8 +14,10 @@ from tilewright.codegen.llvm.tiles.values import (
     Chunk,
     Lazy,
     Location,
+    bytes_of,
     tile_type,
 )
+from tilewright.codegen.llvm.types import I32, PTR
 from tilewright.dtypes import DType
 from tilewright.hw import CpuMachine
 from tilewright.tile.executors import Facts
@@ -49,6 +51,7 @@ _SHORT = frozenset(
     ]
 )  # of one or two instructions
 _ALONG = ("reduce", "cumsum", "sort", "dot", "reshape", "join")
+LINE_BYTES = 64
 
 
 class Roots(Along):
@@ -59,6 +62,9 @@ class Roots(Along):
         self._find_users(program.body)
         self.done: set[Any] = set()  # operations whose code is written for good
         self.keeping: dict[Value, Buffer] = {}
+        self.ahead: dict[
+            Value, int
+        ] = {}  # tiles, and the axis along which the next iteration loads what follows
         self.pending: dict[Value, None] = {}  # lazy tiles that cost something, in order
         self.origins: dict[Value, Value | None] = {}
         self.trips: list[ir.Value] = []  # of the loops around, about, as doubles
@@ -265,6 +271,7 @@ class Roots(Along):
         target = into or self.keeping.get(value) or self.buffer(kind.element, kind.shape)
         self.keeping.pop(value, None)
         with self.over(kind.shape, self.unrolled(evaluated)) as locations:
+            self.prefetch(value, locations)
             for location in locations:
                 self.memo = {}
                 self.write(target, location, self.at(value, location))
@@ -275,6 +282,28 @@ class Roots(Along):
             self.env[value] = target
             self.pending.pop(value, None)
         return target
+
+    def prefetch(self, value: Value, locations: Sequence[Location]) -> None:
+        """Into L2, a line at a time, what the next iteration of a loop probably loads for a tile that is `ahead`: its
+        rows lie apart, so the prefetchers of the hardware do not find them in time."""
+        if value not in self.ahead or not self.trips or self.lanes == 1:
+            return
+        axis, shape = self.ahead[value], tile_type(value).shape
+        for each in self.expression([value]):
+            op = self.env[each].op
+            kind = tile_type(each)
+            if kind.shape != shape or not self._contiguous(op):
+                continue
+            for number, location in enumerate(locations):
+                if number * location.lanes * bytes_of(kind.element) % LINE_BYTES:
+                    continue
+                index = list(location.index)
+                index[axis] = self.plus(index[axis], shape[axis])
+                self.memo = {}
+                address, _ = self.address(op, Location(tuple(index), location.axis, location.lanes))
+                pointer = self.builder.inttoptr(address.value, PTR)
+                self.intrinsic("llvm.prefetch.p0", ir.VoidType(), pointer, I32(0), I32(2), I32(1))
+        self.memo = {}
 
     def settle(self, values: Iterable[Value]) -> None:
         """Puts those tiles into buffers that somebody still needs: the last first, which may have the others inside."""

@@ -108,8 +108,8 @@ class Session:
         for name, reason in workers.refresh().items():
             warnings.warn(f"{name} is not used: {reason}", RuntimeWarning, stacklevel=3)
         machine = workers.choose(label)
-        for message in workers.warnings:
-            warnings.warn(message, RuntimeWarning, stacklevel=3)
+        while workers.warnings:
+            warnings.warn(workers.warnings.pop(0), RuntimeWarning, stacklevel=3)
         return PoolDevice(workers, machine, self._over, trace, seconds)
 
 

@@ -7,6 +7,8 @@ so several users share them. Who answers with another version, or does not answe
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
+import platform
 import time
 from collections import Counter, deque
 from dataclasses import dataclass
@@ -20,7 +22,8 @@ from tilewright.support.fingerprint import fingerprint
 from tilewright.support.version import VERSION
 
 NAMESPACE = "tilewright-pool"
-_HELLO_SECONDS = 30.0
+_HELLO_SECONDS = 30.0  # for those who are there to answer a greeting
+_START_SECONDS = 180.0  # for one that is just starting, perhaps beside others
 _CLOCK_SECONDS = 60.0  # by which a node's clock may be off
 _PAUSE, _MAX_PAUSE = 1.0, 60.0  # seconds without work after trouble: at first, at most
 _REMEMBERED = 512  # times of the reference kernel
@@ -68,11 +71,16 @@ class Worker:
         self.ask(method, *arguments)
 
 
+def _minor(version: str) -> str:
+    """3.12.4 -> 3.12"""
+    return ".".join(version.split(".")[:2])
+
+
 @dataclass(frozen=True)
 class _Greeting:
     name: str
     handle: Any
-    deadline: float
+    sent: float
 
 
 class Workers:
@@ -109,7 +117,7 @@ class Workers:
         for name in sorted(names - set(self._known) - set(self.aside) - greeted):
             try:
                 handle = ray.get_actor(name, namespace=NAMESPACE)
-                self._greetings[handle.hello.remote()] = _Greeting(name, handle, now + _HELLO_SECONDS)
+                self._greetings[handle.hello.remote()] = _Greeting(name, handle, now)
             except (ValueError, ray.exceptions.RayError):
                 continue  # gone since
         found: dict[str, str] = {}
@@ -117,14 +125,13 @@ class Workers:
             greeting = self._greetings.pop(reference)
             if reason := self._met(greeting, self.answer(reference)):
                 found[greeting.name] = reason
+        now = time.monotonic()
         for reference, greeting in list(self._greetings.items()):
-            if time.monotonic() > greeting.deadline or wait >= _HELLO_SECONDS:
+            if now - greeting.sent > _START_SECONDS or wait >= _HELLO_SECONDS:
                 del self._greetings[reference]
-                found[greeting.name] = f"no answer within {_HELLO_SECONDS:.0f} s"
-        for name, reason in found.items():
-            self.aside[name] = reason
-            if "has tilewright" not in reason:
-                self._pause(name)
+                found[greeting.name] = f"no answer within {now - greeting.sent:.0f} s"
+                self._pause(greeting.name)
+        self.aside.update(found)
         return found
 
     def _pause(self, name: str) -> None:
@@ -146,17 +153,22 @@ class Workers:
         """Take up a worker that answered; or why not."""
         try:
             if isinstance(answer, BaseException):
-                return f"it does not answer: {str(answer).splitlines()[0]}"
+                raise ValueError(str(answer).splitlines()[0] if str(answer) else type(answer).__name__)
             hello = msgspec.msgpack.decode(answer, type=Hello)
-        except msgspec.MsgspecError as error:
+        except (ValueError, TypeError) as error:  # msgspec's errors are among them
+            self._pause(greeting.name)
             return f"it does not answer: {error}"
-        if hello.version != VERSION:
-            return f"{hello.host} has tilewright {hello.version}, the driver {VERSION}"
+        where = f"the node {hello.node} on {hello.host}"
+        for what, there, here in (
+            ("tilewright", hello.version, VERSION),
+            ("Ray", hello.ray, importlib.metadata.version("ray")),
+            ("Python", _minor(hello.python), _minor(platform.python_version())),
+        ):
+            if there != here:
+                return f"{where} has {what} {there or 'of an unknown version'}, the driver {here}"
         off = hello.clock - time.time()
-        if abs(off) > _CLOCK_SECONDS:
-            self.warnings.append(
-                f"the clock of {hello.host} is off by {off:.0f} s; records have the driver's"
-            )
+        if not -_CLOCK_SECONDS - (time.monotonic() - greeting.sent) < off < _CLOCK_SECONDS:
+            self.warnings.append(f"the clock of {where} is off by {off:.0f} s; records have the driver's time")
         remembered = self._references.setdefault(greeting.name, deque(maxlen=_REMEMBERED))
         self._known[greeting.name] = Worker(greeting.name, greeting.handle, hello, remembered)
         return ""

@@ -36,7 +36,9 @@ from tilewright.support.process import import_folders
 
 PORT = 6379
 LOOPBACK = "127.0.0.1"
-_START_SECONDS = 300.0  # for a node, or for one of its workers, to start while its process lives: machines are busy
+_START_SECONDS = (
+    300.0  # for a node, or for one of its workers, to start while its process lives: machines are busy
+)
 _STOP_SECONDS = 5.0  # for a node to say goodbye; then what still runs is killed
 _STORE_BYTES = 256 << 20
 _TOKEN_BYTES = 32

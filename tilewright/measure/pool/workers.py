@@ -168,7 +168,9 @@ class Workers:
                 return f"{where} has {what} {there or 'of an unknown version'}, the driver {here}"
         off = hello.clock - time.time()
         if not -_CLOCK_SECONDS - (time.monotonic() - greeting.sent) < off < _CLOCK_SECONDS:
-            self.warnings.append(f"the clock of {where} is off by {off:.0f} s; records have the driver's time")
+            self.warnings.append(
+                f"the clock of {where} is off by {off:.0f} s; records have the driver's time"
+            )
         remembered = self._references.setdefault(greeting.name, deque(maxlen=_REMEMBERED))
         self._known[greeting.name] = Worker(greeting.name, greeting.handle, hello, remembered)
         return ""

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from pool_nodes import QUICK, jobs, pool
 from tilewright.db.database import Database
-from tilewright.db.record import Record
+from tilewright.db.record import Key, Record
 from tilewright.measure.pool import cluster
 from tilewright.measure.pool.cluster import Device
 from tilewright.measure.pool.driver import PoolRunner
@@ -103,9 +103,7 @@ def record_of(job: TaskJob, config: Config, times: tuple[float, ...]) -> Record:
     return Record.of(job.work(), job.threads, config, times=times)
 
 
-def key_of(job: TaskJob) -> object:
-    from tilewright.db.record import Key
-
+def key_of(job: TaskJob) -> Key:
     return Key.of(job.work(), job.threads)
 
 

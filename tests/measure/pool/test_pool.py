@@ -156,7 +156,9 @@ def test_a_timer_that_hangs_is_given_up_and_started_anew(
 
 def test_code_that_no_builder_made_is_refused(workers: Workers, job: TaskJob, configs: list[Config]) -> None:
     timer = next(each for each in workers.timers() if each.hello.label == PSEUDO.label)
-    answer, code = workers.builders()[0].build(encode(BuildRequest("build", "tester", pool_job(job), configs[0])))
+    answer, code = workers.builders()[0].build(
+        encode(BuildRequest("build", "tester", pool_job(job), configs[0]))
+    )
     built = msgspec.msgpack.decode(ray.get(answer), type=BuildAnswer)
 
     def trouble(name: str, code: bytes, seal: bytes, config: Config = configs[0]) -> str:

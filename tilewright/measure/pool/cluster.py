@@ -207,6 +207,7 @@ def _environment(token: str) -> dict[str, str]:
         "RAY_worker_register_timeout_seconds": f"{_START_SECONDS:.0f}",
         "RAY_raylet_start_wait_time_s": f"{_START_SECONDS:.0f}",
         "RAY_enable_worker_prestart": "0",
+        "RAY_worker_niceness": "0",  # a timing gives way to other processes no more than a local one does
         "RAY_prestart_worker_first_driver": "0",
         "PYTHONSAFEPATH": "1",
         "PYTHONPATH": os.pathsep.join(import_folders()),

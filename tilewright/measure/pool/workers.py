@@ -99,14 +99,7 @@ class Workers:
     def refresh(self, wait: float = _HELLO_SECONDS) -> dict[str, str]:
         """Look who is there now. Those that were newly found unusable, with the reason. Who is new is greeted; a
         greeting that is not answered within `wait` seconds is looked at next time."""
-        import ray
-        from ray.util import list_named_actors
-
-        names = {
-            each["name"]
-            for each in list_named_actors(all_namespaces=True)
-            if each["namespace"] == NAMESPACE and each["name"].startswith(("builder/", "timer/"))
-        }
+        names = self._named()
         now = time.monotonic()
         for name in [name for name in self._known if name not in names]:
             del self._known[name]
@@ -115,13 +108,11 @@ class Workers:
             self.aside.pop(name, None)
         greeted = {greeting.name for greeting in self._greetings.values()}
         for name in sorted(names - set(self._known) - set(self.aside) - greeted):
-            try:
-                handle = ray.get_actor(name, namespace=NAMESPACE)
+            handle = self._handle(name)
+            if handle is not None:
                 self._greetings[handle.hello.remote()] = _Greeting(name, handle, now)
-            except (ValueError, ray.exceptions.RayError):
-                continue  # gone since
         found: dict[str, str] = {}
-        for reference in self._answered(wait):
+        for reference in self.come(list(self._greetings), wait):
             greeting = self._greetings.pop(reference)
             if reason := self._met(greeting, self.answer(reference)):
                 found[greeting.name] = reason
@@ -139,15 +130,6 @@ class Workers:
         self._troubles[name] += 1
         pause = min(_MAX_PAUSE, _PAUSE * 2 ** (self._troubles[name] - 1))
         self._back[name] = time.monotonic() + pause
-
-    def _answered(self, wait: float) -> list[Any]:
-        """References of greetings that were answered, after waiting for all of them for so long."""
-        import ray
-
-        if not self._greetings:
-            return []
-        ready, _ = ray.wait(list(self._greetings), num_returns=len(self._greetings), timeout=wait)
-        return list(ready)
 
     def _met(self, greeting: _Greeting, answer: Any) -> str:
         """Take up a worker that answered; or why not."""
@@ -198,13 +180,6 @@ class Workers:
             return _PAUSE / 10
         return max(0.0, min(self._back.values()) - time.monotonic()) if self._back else None
 
-    def restart(self, worker: Worker) -> None:
-        """End an actor that hangs; Ray starts it anew on its node."""
-        import ray
-
-        with contextlib.suppress(ray.exceptions.RayError, ValueError):
-            ray.kill(worker.handle, no_restart=False)
-
     def builders(self) -> list[Worker]:
         return [worker for worker in self._known.values() if not worker.is_timer]
 
@@ -244,6 +219,32 @@ class Workers:
 
     # -- Ray, so that the driver needs no import of it -----------------------------------------------------------
 
+    def _named(self) -> set[str]:
+        """Actors of all nodes."""
+        from ray.util import list_named_actors
+
+        return {
+            each["name"]
+            for each in list_named_actors(all_namespaces=True)
+            if each["namespace"] == NAMESPACE and each["name"].startswith(("builder/", "timer/"))
+        }
+
+    def _handle(self, name: str) -> Any:
+        """None: it has gone since."""
+        import ray
+
+        try:
+            return ray.get_actor(name, namespace=NAMESPACE)
+        except (ValueError, ray.exceptions.RayError):
+            return None
+
+    def restart(self, worker: Worker) -> None:
+        """End an actor that hangs; Ray starts it anew on its node."""
+        import ray
+
+        with contextlib.suppress(ray.exceptions.RayError, ValueError):
+            ray.kill(worker.handle, no_restart=False)
+
     def wait(self, references: list[Any], seconds: float) -> list[Any]:
         import ray
 
@@ -251,9 +252,15 @@ class Workers:
             time.sleep(seconds)
             return []
         first, _ = ray.wait(references, num_returns=1, timeout=seconds, fetch_local=False)
-        if not first:
+        return self.come(references, 0.0) if first else []
+
+    def come(self, references: list[Any], seconds: float) -> list[Any]:
+        """Those that have come, after waiting for all of them for so long."""
+        import ray
+
+        if not references:
             return []
-        ready, _ = ray.wait(references, num_returns=len(references), timeout=0, fetch_local=False)
+        ready, _ = ray.wait(references, num_returns=len(references), timeout=seconds, fetch_local=False)
         return list(ready)
 
     def stored(self, data: bytes) -> Any:

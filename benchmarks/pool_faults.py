@@ -38,7 +38,7 @@ from tilewright.testing.pool import FAULTS, fault_log
 FAULTY = Device(
     "cpu:faulty", timing="tilewright.testing.pool:serve", actor="tilewright.testing.pool:FaultyTimer"
 )
-PATIENCE, REPLY = 5.0, 10.0  # seconds of work on a trial; for a worker to say what it works on
+PATIENCE, REPLY = 20.0, 20.0  # seconds of work on a trial; for a worker to say what it works on
 _ROUND = 125
 _KINDS = {"steady": QUICK.label, "faulty": FAULTY.label}
 
@@ -66,7 +66,16 @@ def drive(address: str, folder: Path, trials: int) -> None:
     ):
         workers = Workers()
         workers.refresh()
-        runner = PoolRunner(workers, 1, user="bench", seed=1, patience=PATIENCE, reply=REPLY)
+        said = open(folder / "notes of the driver", "a", buffering=1)  # noqa: SIM115 - open as long as the process
+        runner = PoolRunner(
+            workers,
+            1,
+            user="bench",
+            seed=1,
+            note=lambda message: print(message, file=said),
+            patience=PATIENCE,
+            reply=REPLY,
+        )
         seconds = dict.fromkeys(_KINDS, 0.0)
         databases = {"steady": steady, "faulty": faulty}
         for number, (job, configs) in enumerate(work):

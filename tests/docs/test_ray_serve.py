@@ -52,6 +52,25 @@ async def asked(replica: Any, body: bytes, method: str = "POST") -> Response:
     return await replica(Request({"type": "http", "method": method, "headers": []}, receive))
 
 
+@pytest.fixture(autouse=True)
+def without_joining(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray Serve joins requests only inside a deployment."""
+
+    async def run(self: Any, row: np.ndarray) -> np.ndarray:
+        (result,) = await asyncio.get_running_loop().run_in_executor(None, self._loaded, [row])
+        return result
+
+    monkeypatch.setattr(Model, "run", run)
+
+
+def test_rows_are_joined_to_the_sizes_of_the_file(tmp_path: Path) -> None:
+    expected = save(tmp_path / "model.tw", 0)
+    loaded = ray_serve.Loaded(str(tmp_path / "model.tw"), 1, None)
+    assert loaded.sizes == [1, 2, 4]
+    for count in (1, 2, 3, 4, 5, 12):
+        np.testing.assert_allclose(np.stack(loaded(list(ROWS[:count]))), expected[:count], atol=1e-5)
+
+
 async def results(replica: Any) -> np.ndarray:
     """For all rows, at once."""
     answers = await asyncio.gather(*(asked(replica, as_file(row)) for row in ROWS))

@@ -15,7 +15,7 @@ import contextlib
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -42,13 +42,13 @@ def connected(nodes: list[tuple[int, tuple[Device, ...]]]) -> Iterator[Workers]:
         yield workers
 
 
-def scale(trials: int) -> None:
-    """Pools of 1, 2 and 4 nodes, each with a builder and a sleeping device."""
+def scale(trials: int, sizes: Sequence[int] = NODES) -> None:
+    """Pools of so many nodes, each with a builder and a sleeping device."""
     (job, configs), *_ = jobs(8 * min(trials, 200))
     print("\n| nodes | trials | trials/s | of linear | simulated | simulated/real | driver busy |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     costs, single = Costs(), 0.0
-    for nodes in NODES:
+    for nodes in sizes:
         with connected([(1, (SLOW,))] * nodes) as workers:
             runner = PoolRunner(workers, 1, user="bench", seed=1)
             runner.build(job, configs)
@@ -58,14 +58,14 @@ def scale(trials: int) -> None:
             seconds, spent = time.monotonic() - begin, time.process_time() - cpu
         rate = len(found) / seconds
         if not single:  # the costs of one node predict the others
-            single = rate
-            costs = Costs(driver=spent / len(found) / 2, node=max(0.0, 1 / rate - Costs.trial))
+            single = rate / nodes
+            costs = Costs(driver=spent / len(found) / 2, node=max(0.0, 1 / single - Costs.trial))
         expected = simulated(nodes, nodes, len(found), costs, built=len(found)).rate
         cells = (nodes, len(found), f"{rate:.2f}", f"{rate / single / nodes:.3f}", f"{expected:.2f}")
         share = f"{spent / seconds:.2f}"
         print(f"| {' | '.join(map(str, cells))} | {expected / rate:.3f} | {share} |", flush=True)
     print(
-        f"\nCosts measured on one node: driver {costs.driver * 1e3:.2f} ms of processor time a message, node"
+        f"\nCosts measured on {sizes[0]} node(s): driver {costs.driver * 1e3:.2f} ms of processor time a message, node"
         f" {costs.node * 1e3:.1f} ms a trial beside the {costs.trial * 1e3:.0f} ms that it sleeps."
     )
 
@@ -108,16 +108,25 @@ def simulation(trials: int) -> None:
         print(f"| {' | '.join(map(str, cells))} | {result.store_busy:.2f} |")
 
 
-PARTS = {"scale": scale, "overhead": overhead, "faults": faults, "simulation": simulation}
+PARTS: dict[str, Callable[[int], None]] = {
+    "scale": scale,
+    "overhead": overhead,
+    "faults": faults,
+    "simulation": simulation,
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", default=list(PARTS))
     parser.add_argument("--trials", type=int, default=2000)
+    parser.add_argument("--nodes", type=int, nargs="+", default=list(NODES), help="of scale")
     given = parser.parse_args()
     for part in given.parts:
-        PARTS[part](given.trials)
+        if part == "scale":
+            scale(given.trials, given.nodes)
+        else:
+            PARTS[part](given.trials)
 
 
 if __name__ == "__main__":

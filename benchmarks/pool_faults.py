@@ -12,6 +12,7 @@ with what it has.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ import sys
 import time
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -138,7 +140,7 @@ def faults(trials: int, minutes: float = 60.0, kills: int = 2) -> None:
         begin, killed, ended = time.monotonic(), 0, False
         while not ended and time.monotonic() - begin < 60 * minutes:
             command = [sys.executable, __file__, "--drive", address, str(folder), "--trials", str(trials)]
-            with subprocess.Popen(command, start_new_session=True) as driver:
+            with subprocess.Popen(command, start_new_session=True) as driver, ended_with_us(driver):
                 shown = -1
                 while (code := driver.poll()) is None:
                     time.sleep(1.0)
@@ -161,6 +163,14 @@ def faults(trials: int, minutes: float = 60.0, kills: int = 2) -> None:
                 break
             ended = code == 0
         report(folder, trials, killed, ended)
+
+
+@contextlib.contextmanager
+def ended_with_us(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        process.kill()
 
 
 def report(folder: Path, trials: int, killed: int, ended: bool) -> None:

@@ -118,8 +118,7 @@ def main() -> None:
         updates = 0
         while time.monotonic() + given.update_every < begin + given.seconds:
             time.sleep(given.update_every)
-            os.utime(path)  # as if it had been replaced
-            start(str(path), port)
+            os.utime(path)  # as if it had been replaced: the replica takes it up by itself
             updates += 1
         for client in clients:
             client.join()

@@ -25,6 +25,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
 import numpy as np
 import psutil
+
+os.environ.setdefault(
+    "RAY_raylet_start_wait_time_s", "300"
+)  # read when Ray is imported: a busy machine starts slowly
 import ray
 import torch
 from ray_serve import start

@@ -88,8 +88,7 @@ class Model:
         """Requests go on: loading is in a thread of its own, and the event loop never waits for it."""
         try:
             self._seen = Path(path).stat().st_mtime_ns
-            load = Loaded, path, self._threads, self._trusted
-            loaded = await asyncio.get_running_loop().run_in_executor(None, *load)
+            loaded = await asyncio.to_thread(Loaded, path, self._threads, self._trusted)
             if self._loaded is not None and loaded.row != self._loaded.row:
                 raise ValueError(f"its rows are {loaded.row}, and clients send {self._loaded.row}")
         except (tilewright.TilewrightError, OSError, ValueError) as error:

@@ -249,8 +249,10 @@ def connected(
                 except (ConnectionError, RuntimeError, ValueError) as error:
                     ray.shutdown()
                     if time.monotonic() > deadline:
-                        raise _refused(address, error) from None
+                        raise (_late(error) if process is not None else _refused(address, error)) from None
             elif time.monotonic() > deadline:
+                if process is not None:
+                    raise _late("it does not listen")
                 raise PoolError(f"nobody answers at {address}", remedy="start the pool: tilewright pool up")
             time.sleep(0.3)
         try:
@@ -275,6 +277,13 @@ def _init(address: str) -> None:
         log_to_driver=False,
         logging_level=logging.ERROR,
         configure_logging=False,
+    )
+
+
+def _late(why: object) -> PoolError:
+    return PoolError(
+        f"the node was not ready within {_START_SECONDS:.0f} s: {why}",
+        remedy="this machine may be too busy: try again when it has less to do",
     )
 
 

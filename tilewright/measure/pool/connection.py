@@ -60,7 +60,13 @@ class PoolDevice:
         seconds: float | None,
         seed: int,
     ) -> None:
-        self._workers, self._over, self._trace, self._seconds, self._seed = workers, over, trace, seconds, seed
+        self._workers, self._over, self._trace, self._seconds, self._seed = (
+            workers,
+            over,
+            trace,
+            seconds,
+            seed,
+        )
         found = from_text(machine)
         if not isinstance(found, CpuMachine | GpuMachine):
             raise OptionError(f"models are not compiled for a {found.kind} in a pool")

@@ -6,7 +6,7 @@ Two nodes have pseudo-devices whose times follow from the object code, so that a
 candidate is measured on steady devices and on faulty ones (`tilewright.testing.pool.FaultyTimer`); both have a tuning
 database of their own. The driver is a process of its own; a new one takes up what the databases lack. What was written
 is noted in a file after the database has it, and compared with the database at the end. After `--minutes` the run ends
-with what it has.
+with what it has; best configs are compared among the candidates that both databases have.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tilewright.testing.pool import FAULTS, fault_log
 FAULTY = Device(
     "cpu:faulty", timing="tilewright.testing.pool:serve", actor="tilewright.testing.pool:FaultyTimer"
 )
-PATIENCE, REPLY = 20.0, 20.0  # seconds of work on a trial; for a worker to say what it works on
+PATIENCE, REPLY = 20.0, 30.0  # seconds of work on a trial; for a worker to say what it works on
 _ROUND = 125
 _KINDS = {"steady": QUICK.label, "faulty": FAULTY.label}
 
@@ -187,9 +187,9 @@ def report(folder: Path, trials: int, killed: int, ended: bool) -> None:
         for config in note["configs"]
     )
     twice = sum(count - 1 for count in counts.values())
-    best = {kind: best_of(records) for kind, records in found.items()}
-    complete = {key for key, _ in best["faulty"].items()}
-    same = sum(best["faulty"][key] == best["steady"].get(key) for key in complete)
+    both = [record for record in found["steady"] if (record.key, str(record.config)) in counts]
+    best = {"steady": best_of(both), "faulty": best_of(found["faulty"])}
+    same = sum(best["faulty"][key] == best["steady"].get(key) for key in best["faulty"])
     last = {(note["pid"]): note for note in notes}.values()  # of each driver
     again = sum(note["given_again"] for note in last)
     seconds = {kind: sum(note["seconds"][kind] for note in last) for kind in _KINDS}
@@ -201,7 +201,7 @@ def report(folder: Path, trials: int, killed: int, ended: bool) -> None:
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     print(
         f"| {trials} | {len(counts)} | {sum(kinds.values())} | {killed} | {again} | {lost} of {acknowledged} |"
-        f" {twice} | {same} of {len(complete)} | {seconds['faulty']:.0f} | {seconds['steady']:.0f} |"
+        f" {twice} | {same} of {len(best['faulty'])} | {seconds['faulty']:.0f} | {seconds['steady']:.0f} |"
         f" {'yes' if ended else 'no: out of time'} |"
     )
     print("\nFaults: " + ", ".join(f"{kinds[fault]} {fault}" for fault in FAULTS), flush=True)

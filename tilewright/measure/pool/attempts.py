@@ -22,7 +22,9 @@ import msgspec
 from tilewright.measure.pool.wire import InProgress
 from tilewright.measure.pool.workers import Worker
 
-REPLY_SECONDS = 60.0  # for a worker to say what it works on: it does so beside its work, but may be on a busy machine
+REPLY_SECONDS = (
+    60.0  # for a worker to say what it works on: it does so beside its work, but may be on a busy machine
+)
 _AGAIN_SECONDS = 1.0  # at least, between two questions to a worker
 _LONGEST_SECONDS = 3600.0  # that a request may wait
 

@@ -25,6 +25,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
 import numpy as np
 import psutil
+
+os.environ.setdefault(
+    "RAY_raylet_start_wait_time_s", "300"
+)  # read when Ray is imported: a busy machine starts slowly
 import ray
 import torch
 from ray_serve import start
@@ -118,8 +122,7 @@ def main() -> None:
         updates = 0
         while time.monotonic() + given.update_every < begin + given.seconds:
             time.sleep(given.update_every)
-            os.utime(path)  # as if it had been replaced
-            start(str(path), port)
+            os.utime(path)  # as if it had been replaced: the replica takes it up by itself
             updates += 1
         for client in clients:
             client.join()

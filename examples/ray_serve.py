@@ -29,6 +29,7 @@ from tilewright.dtypes import DType
 MAX_BYTES = 64 << 20  # of one request
 MAX_BATCH = 64
 WAIT_SECONDS = 0.002  # for further requests, once there is one
+LOOK_SECONDS = 1.0  # how often a replica looks whether its file has changed
 
 
 class Loaded:
@@ -67,25 +68,44 @@ class Loaded:
 
 @serve.deployment(health_check_period_s=5, health_check_timeout_s=5, graceful_shutdown_timeout_s=5)
 class Model:
-    """One replica. `reconfigure` loads another artifact while requests go on with the one before."""
+    """One replica. It takes up another artifact while requests go on with the one before: a new file of the same name
+    by itself, one of another name when the deployment gets another `user_config`."""
 
     def __init__(self, threads: int = 1, trusted: str | None = None) -> None:
         self._threads, self._trusted = threads, trusted
         self._loaded: Loaded | None = None
+        self._seen = 0  # when the file was changed that was looked at last
         self._refused = ""  # why the newest artifact was not taken
+        self._watch: asyncio.Task[None] | None = None
 
-    def reconfigure(self, config: dict[str, Any]) -> None:
+    async def reconfigure(self, config: dict[str, Any]) -> None:
         """Called at the start and whenever the deployment gets another `user_config`."""
+        await self._take_up(config["artifact"])
+        if self._watch is None:
+            self._watch = asyncio.get_running_loop().create_task(self._follow())
+
+    async def _take_up(self, path: str) -> None:
+        """Requests go on: loading is in a thread of its own, and the event loop never waits for it."""
         try:
-            loaded = Loaded(config["artifact"], self._threads, self._trusted)
+            self._seen = Path(path).stat().st_mtime_ns
+            loaded = await asyncio.to_thread(Loaded, path, self._threads, self._trusted)
             if self._loaded is not None and loaded.row != self._loaded.row:
                 raise ValueError(f"its rows are {loaded.row}, and clients send {self._loaded.row}")
         except (tilewright.TilewrightError, OSError, ValueError) as error:
             if self._loaded is None:
                 raise
-            self._refused = f"{config['artifact']}: {error}".splitlines()[0]
+            self._refused = f"{path}: {error}".splitlines()[0]
             return
         self._loaded, self._refused = loaded, ""
+
+    async def _follow(self) -> None:
+        """Take up the file again whenever it has changed."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            assert self._loaded is not None
+            path = Path(self._loaded.path)
+            if path.exists() and path.stat().st_mtime_ns != self._seen:
+                await self._take_up(self._loaded.path)
 
     def check_health(self) -> None:
         """Ray Serve replaces a replica for which this raises."""
@@ -117,10 +137,10 @@ class Model:
 
 
 def start(path: str, port: int, *, replicas: int = 1, threads: int = 1, trusted: str | None = None) -> None:
-    """Serve an artifact on loopback; called again with another one, or when the file has changed, it takes that up in
-    every replica, without a pause."""
+    """Serve an artifact on loopback. Called again with another one, it is taken up in every replica; a file that was
+    replaced is taken up by itself."""
     serve.start(http_options={"host": "127.0.0.1", "port": port})
-    config = {"artifact": str(path), "changed": Path(path).stat().st_mtime_ns}
+    config = {"artifact": str(path)}
     options = {"num_replicas": replicas, "user_config": config, "max_ongoing_requests": 256}
     deployment = Model.options(**options)  # type: ignore[attr-defined]
     serve.run(deployment.bind(threads, trusted), name="model")
@@ -137,18 +157,20 @@ def main() -> None:
     )
     parser.add_argument("--trusted", help="a file with the key that artifacts are signed with")
     options = parser.parse_args()
-    path, how = Path(options.model), {"replicas": options.replicas, "threads": options.threads}
-    seen = path.stat().st_mtime_ns
     ray.init(options.ray, log_to_driver=False)
-    start(options.model, options.port, trusted=options.trusted, **how)
+    start(
+        options.model,
+        options.port,
+        replicas=options.replicas,
+        threads=options.threads,
+        trusted=options.trusted,
+    )
     print(
-        f"serving {path} at http://127.0.0.1:{options.port}; a new {path} is taken up by itself", flush=True
+        f"serving {options.model} at http://127.0.0.1:{options.port}; a new {options.model} is taken up by itself",
+        flush=True,
     )
     while True:
-        time.sleep(1)
-        if path.exists() and path.stat().st_mtime_ns != seen:
-            seen = path.stat().st_mtime_ns
-            start(options.model, options.port, trusted=options.trusted, **how)
+        time.sleep(3600)
 
 
 if __name__ == "__main__":

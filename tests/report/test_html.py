@@ -27,6 +27,7 @@ from tilewright.report.data import (
 )
 from tilewright.report.figures import Label, Scale, bytes_text, count_text, rate_text, seconds_text
 from tilewright.report.html import MAX_BYTES, render
+from tilewright.support.trace import Trace
 
 EVIL = "<script>alert('x')</script>\"><img src=http://evil.example/x onerror=alert(1)>"
 MACHINE = MachineSummary("a processor", True, 2, 3e11, {"L2": 2e11, "L3": 8e10, "memory": 2e10}, 48 << 20)
@@ -132,6 +133,22 @@ class Reader(html.parser.HTMLParser):
     def handle_data(self, data: str) -> None:
         if not self.open or self.open[-1] not in ("style", "script"):
             self.words += data
+
+
+def test_the_use_of_a_pools_devices_is_shown() -> None:
+    trace = Trace()
+    trace.mark("tune.begin")
+    use = {
+        f"cpu:{EVIL} on node0": {"trials": 12, "seconds": 3.25},
+        "cpu:b on node1": {"trials": 7, "seconds": 0.0},
+    }
+    trace.mark("pool.end", use=use, given_again=1, aside={"timer/node2": "the disk is full"})
+    found = report("a model", MACHINE, [task(0)], events=trace.chrome()["traceEvents"])
+    assert [(device.trials, device.seconds) for device in found.devices] == [(12, 3.25), (7, 0.0)]
+    page = render(found)
+    assert "Devices of the pool" in page and "3.2 s" in page and EVIL not in page
+    assert "Left out: timer/node2: the disk is full" in page
+    assert "Devices of the pool" not in render(report("a model", MACHINE, [task(0)]))
 
 
 def test_it_is_sound_and_fetches_nothing() -> None:

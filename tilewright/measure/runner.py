@@ -186,6 +186,16 @@ class Runner:
             if child is not None:
                 child.close()
 
+    @property
+    def is_started(self) -> bool:
+        """Whether the process that times is ready."""
+        return self._timer.greeted
+
+    def start(self) -> None:
+        """Wait until the process that times is ready."""
+        self._start_timer()
+        self._timer.greet()
+
     def forget(self) -> None:
         """Drop what was built and drawn for all tasks, and keep the processes."""
         self._abandon()

@@ -155,6 +155,16 @@ class MachineSummary:
 
 
 @dataclass(frozen=True)
+class DeviceReport:
+    """What one device of a pool did in the tuning run. `share`: of the run, in which it was busy."""
+
+    name: str
+    trials: int
+    seconds: float
+    share: float | None
+
+
+@dataclass(frozen=True)
 class Report:
     title: str
     made: str
@@ -164,6 +174,8 @@ class Report:
     model: ModelReport | None
     tasks: tuple[TaskReport, ...]  # the slowest first
     trace: list[dict[str, Any]] = field(default_factory=list)  # in the Trace Event Format
+    devices: tuple[DeviceReport, ...] = ()  # of a pool that the model was tuned on
+    aside: Mapping[str, str] = field(default_factory=dict)  # workers of it that were left out, and why
 
     @property
     def seconds(self) -> float:
@@ -220,7 +232,24 @@ def report(
         model,
         ordered,
         [*events, *(_call(model, ordered) if model else ()), *_trials(ordered)],
+        *_devices(events),
     )
+
+
+def _devices(events: Sequence[dict[str, Any]]) -> tuple[tuple[DeviceReport, ...], dict[str, str]]:
+    """The use of a pool's devices, and who was left out: from the last event about them."""
+    ends = [event for event in events if event["name"] == "pool.end"]
+    if not ends:
+        return (), {}
+    begin = min((event["ts"] for event in events if event["name"] == "tune.begin"), default=0.0)
+    seconds = (ends[-1]["ts"] - begin) / 1e6
+    notes = ends[-1]["args"]
+    return tuple(
+        DeviceReport(
+            name, int(use["trials"]), use["seconds"], use["seconds"] / seconds if seconds > 0 else None
+        )
+        for name, use in sorted(notes["use"].items())
+    ), dict(notes["aside"])
 
 
 def machine_report(machine: CpuMachine, calibration: Calibration, threads: int) -> MachineSummary:

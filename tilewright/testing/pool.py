@@ -26,6 +26,8 @@ import msgspec
 
 from tilewright.measure.kernel_timer import LoadKernel
 from tilewright.measure.pool.actors import Timer
+from tilewright.measure.pool.turns import Stopwatch
+from tilewright.measure.pool.wire import TrialRequest
 from tilewright.measure.timing import Check, CheckDone, LoadTask, Race, Raced, Ready, Time, Timed
 from tilewright.support.process import Channel
 
@@ -84,9 +86,9 @@ class FaultyTimer(Timer):
         super().__init__(*arguments)
         self._random = Random()
 
-    def trial(self, message: bytes, code: bytes, data: bytes = b"") -> bytes:
+    def _tried(self, request: TrialRequest, code: bytes, data: bytes, watch: Stopwatch) -> bytes:
         if self._random.random() >= _FAULT_RATE:
-            return super().trial(message, code, data)
+            return super()._tried(request, code, data, watch)
         fault = self._random.choice(FAULTS)
         with open(fault_log(), "a") as log:
             log.write(f"{fault}\n")
@@ -97,12 +99,12 @@ class FaultyTimer(Timer):
         elif fault == "slow":
             time.sleep(1.0)
         elif fault == "corrupt":
-            return b"\xc1" + super().trial(message, code, data)[1:]
+            return b"\xc1" + super()._tried(request, code, data, watch)[1:]
         elif fault == "drop":
             time.sleep(3600.0)
         else:
             _disconnect()
-        return super().trial(message, code, data)
+        return super()._tried(request, code, data, watch)
 
 
 def _disconnect() -> None:

@@ -156,7 +156,9 @@ def test_a_timer_that_hangs_is_given_up_and_started_anew(
 
 def test_code_that_no_builder_made_is_refused(workers: Workers, job: TaskJob, configs: list[Config]) -> None:
     timer = next(each for each in workers.timers() if each.hello.label == PSEUDO.label)
-    answer, code = workers.builders()[0].build(encode(BuildRequest(pool_job(job), configs[0])))
+    answer, code = workers.builders()[0].build(
+        encode(BuildRequest("build", "tester", pool_job(job), configs[0]))
+    )
     built = msgspec.msgpack.decode(ray.get(answer), type=BuildAnswer)
 
     def trouble(name: str, code: bytes, seal: bytes, config: Config = configs[0]) -> str:
@@ -356,7 +358,7 @@ def test_tensors_that_were_changed_are_refused(
     assert isinstance(kernel, KernelJob)
     data = Path(kernel.spec.data).read_bytes()
     sent, config = pool_job(kernel, data), Config(kernel.spec.start.template, kernel.spec.start.values)
-    answer, code = workers.builders()[0].build(encode(BuildRequest(sent, config)))
+    answer, code = workers.builders()[0].build(encode(BuildRequest("build", "tester", sent, config)))
     built = msgspec.msgpack.decode(ray.get(answer), type=BuildAnswer)
     call.close()
 

@@ -8,7 +8,7 @@ import threading
 import time
 from pathlib import Path
 
-from tilewright.measure.pool.turns import FairTurns, NodeGate
+from tilewright.measure.pool.turns import FairTurns, NodeGate, Requests, starting
 
 
 def test_users_take_turns() -> None:
@@ -87,3 +87,50 @@ def test_the_gate_opens_when_who_is_inside_dies(tmp_path: Path) -> None:
     child.stdout.close()
     with NodeGate("node", tmp_path).building():
         pass
+
+
+def test_waiting_is_no_work() -> None:
+    requests = Requests()
+    with requests.one("a") as watch:
+        with watch.paused(), watch.paused():
+            time.sleep(0.3)
+            assert requests.seconds["a"] < 0.2
+        assert watch.seconds < 0.2
+        time.sleep(0.3)
+        assert requests.seconds["a"] >= 0.3
+    assert not requests.seconds
+
+
+def test_of_a_request_that_was_given_again_the_newest_counts() -> None:
+    requests = Requests()
+    with requests.one("a") as first:
+        time.sleep(0.05)
+        with requests.one("a") as second:
+            assert requests.seconds["a"] < first.seconds
+        assert "a" not in requests.seconds
+    assert second.seconds < first.seconds
+
+
+def test_processes_start_one_after_the_other(tmp_path: Path) -> None:
+    inside, most = [], []
+
+    def start() -> None:
+        with starting(tmp_path):
+            inside.append(1)
+            most.append(len(inside))
+            time.sleep(0.02)
+            inside.pop()
+
+    threads = [threading.Thread(target=start) for _ in range(6)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert most == [1] * 6
+
+
+def test_a_process_that_hangs_while_it_starts_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    with starting(tmp_path):
+        begin = time.monotonic()
+        with starting(tmp_path, patience=0.2):
+            assert time.monotonic() - begin >= 0.2

@@ -9,12 +9,14 @@ from __future__ import annotations
 import errno
 import hashlib
 import hmac
+import importlib.metadata
 import os
 import platform
 import socket
 import time
 from collections import OrderedDict
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 
 import msgspec
@@ -28,12 +30,13 @@ from tilewright.measure.failed import Failed
 from tilewright.measure.jobs import Job
 from tilewright.measure.kernel_build import BuildKernel
 from tilewright.measure.kernel_job import DataFile, Grid3, KernelJob
-from tilewright.measure.pool.turns import FairTurns, NodeGate
+from tilewright.measure.pool.turns import FairTurns, NodeGate, Requests, Stopwatch, starting
 from tilewright.measure.pool.wire import (
     BuildAnswer,
     BuildRequest,
     Candidate,
     Hello,
+    InProgress,
     PoolJob,
     RaceAnswer,
     RaceRequest,
@@ -57,43 +60,74 @@ _KEPT_LAUNCHES = 4  # of kernels, with the files of their tensors
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def _hello(node: str, label: str = "", machine: str = "", pseudo: bool = False) -> bytes:
-    hello = Hello(
-        node,
-        socket.gethostname(),
-        os.getpid(),
-        VERSION,
-        platform.python_version(),
-        time.time(),
-        label,
-        machine,
-        pseudo,
-        not can_remove_network(),
-    )
-    return encode(hello)
-
-
-class Builder:
-    """Makes object code of candidates for any device. One candidate at a time, in a process of its own."""
+class _Worker:
+    """What builders and timers have in common: they say who they are and what they do, and share themselves fairly."""
 
     def __init__(self, node: str) -> None:
         self._node, self._key, self._gate = node, _key(), NodeGate(node)
-        self._child = Child(BUILDING, _BUILDER_MEMORY, ONE_THREAD, confined=True)
+        self._turns, self._requests = FairTurns(), Requests()
         self._draining = False
 
-    def hello(self) -> bytes:
-        return _hello(self._node)
-
     def drain(self) -> None:
+        """Finish what runs; everything else is refused."""
         self._draining = True
+
+    def in_progress(self) -> bytes:
+        """An InProgress."""
+        return encode(InProgress(self._requests.seconds))
+
+    @contextmanager
+    def _turn(self, user: str, watch: Stopwatch) -> Iterator[None]:
+        with ExitStack() as stack:
+            with watch.paused():
+                stack.enter_context(self._turns.turn(user))
+            yield
+
+    def _introduced(self, label: str = "", machine: str = "", pseudo: bool = False) -> bytes:
+        """A Hello."""
+        hello = Hello(
+            self._node,
+            socket.gethostname(),
+            os.getpid(),
+            VERSION,
+            platform.python_version(),
+            time.time(),
+            importlib.metadata.version("ray"),
+            label,
+            machine,
+            pseudo,
+            not can_remove_network(),
+        )
+        return encode(hello)
+
+
+class Builder(_Worker):
+    """Makes object code of candidates for any device. One candidate at a time, in a process of its own."""
+
+    def __init__(self, node: str) -> None:
+        super().__init__(node)
+        self._child = Child(BUILDING, _BUILDER_MEMORY, ONE_THREAD, confined=True)
+
+    def hello(self) -> bytes:
+        return self._introduced()
 
     def build(self, message: bytes) -> tuple[bytes, bytes]:
         """(BuildAnswer, the object code)."""
         if self._draining:
             return encode(BuildAnswer(trouble="draining")), b""
         request = msgspec.msgpack.decode(message, type=BuildRequest)
-        with self._gate.building():
+        with self._requests.one(request.name) as watch, self._turn(request.user, watch):
+            return self._built(request, watch)
+
+    def _built(self, request: BuildRequest, watch: Stopwatch) -> tuple[bytes, bytes]:
+        with ExitStack() as stack:
             try:
+                with watch.paused():
+                    if not self._child.greeted:
+                        with starting():
+                            self._child.start()
+                            self._child.greet()
+                    stack.enter_context(self._gate.building())
                 self._child.send(msgspec.msgpack.encode(_order(request)))
                 reply = msgspec.msgpack.decode(self._child.receive(_BUILD_SECONDS), type=BuildReply)
             except Dead as death:
@@ -118,7 +152,7 @@ def _order(request: BuildRequest) -> Build | BuildKernel:
     return BuildKernel(job.kernel, request.config, request.grid)
 
 
-class Timer:
+class Timer(_Worker):
     """Checks and times candidates on one device, one after the other; users take turns.
 
     `label`: the device's name in the pool. `device`: the number of a GPU, None for the node's processor. `timing`:
@@ -128,20 +162,15 @@ class Timer:
     def __init__(
         self, node: str, label: str, device: int | None = None, timing: str = "", machine: str = ""
     ) -> None:
-        self._node, self._label, self._device, self._timing = node, label, device, timing
+        super().__init__(node)
+        self._label, self._device, self._timing = label, device, timing
         self._machine = machine or _machine_here(device)
-        self._key, self._gate, self._turns = _key(), NodeGate(node), FairTurns()
         self._runners: OrderedDict[int, Runner] = OrderedDict()
         self._launches: OrderedDict[bytes, tuple[KernelJob, DataFile]] = OrderedDict()
         self._answers: OrderedDict[str, bytes] = OrderedDict()  # found, and not yet acknowledged
-        self._draining = False
 
     def hello(self) -> bytes:
-        return _hello(self._node, self._label, self._machine, bool(self._timing))
-
-    def drain(self) -> None:
-        """Finish what runs; everything else is refused."""
-        self._draining = True
+        return self._introduced(self._label, self._machine, bool(self._timing))
 
     def acknowledge(self, trials: list[str]) -> None:
         """These are on the driver's disk."""
@@ -153,13 +182,17 @@ class Timer:
         request = msgspec.msgpack.decode(message, type=TrialRequest)
         if self._draining:
             return encode(TrialAnswer(request.trial, trouble="draining"))
-        with self._turns.turn(request.user):
+        with self._requests.one(request.trial) as watch:
+            return self._tried(request, code, data, watch)
+
+    def _tried(self, request: TrialRequest, code: bytes, data: bytes, watch: Stopwatch) -> bytes:
+        with self._turn(request.user, watch):
             if request.trial in self._answers:
                 return self._answers[request.trial]
             if trouble := self._refused(request.job, request.candidate, code, data):
                 return encode(TrialAnswer(request.trial, trouble=trouble))
             try:
-                answer = encode(self._measured(request, code, data))
+                answer = encode(self._measured(request, code, data, watch))
             except (OSError, MeasurementError) as error:
                 return encode(TrialAnswer(request.trial, trouble=_trouble(error)))
             self._answers[request.trial] = answer
@@ -172,7 +205,7 @@ class Timer:
         request = msgspec.msgpack.decode(message, type=RaceRequest)
         if self._draining:
             return encode(RaceAnswer(trouble="draining"))
-        with self._turns.turn(request.user):
+        with self._requests.one(request.name) as watch, self._turn(request.user, watch):
             for candidate, code in zip(request.candidates, codes, strict=True):
                 if trouble := self._refused(request.job, candidate, code, data):
                     return encode(RaceAnswer(trouble=trouble))
@@ -182,8 +215,7 @@ class Timer:
             }
             try:
                 job = self._local(request.job, data)
-                runner = self._runner(request.seed, job, request.job.threads)
-                with self._alone():
+                with self._alone(request.seed, job, request.job.threads, watch) as runner:
                     begin = time.monotonic()
                     times = runner.race_built(job, made, request.seconds)
                     busy = time.monotonic() - begin
@@ -201,11 +233,10 @@ class Timer:
             return "the tensors are not those that the job names"
         return ""
 
-    def _measured(self, request: TrialRequest, code: bytes, data: bytes) -> TrialAnswer:
+    def _measured(self, request: TrialRequest, code: bytes, data: bytes, watch: Stopwatch) -> TrialAnswer:
         job = self._local(request.job, data)
-        runner = self._runner(request.seed, job, request.job.threads)
         made = msgspec.msgpack.decode(code, type=Made)
-        with self._alone():
+        with self._alone(request.seed, job, request.job.threads, watch) as runner:
             begin = time.monotonic()
             found: Measurement = runner.trial(job, request.candidate.config, made, best=request.best)
             busy = time.monotonic() - begin
@@ -227,12 +258,18 @@ class Timer:
         self._launches.move_to_end(name)
         return self._launches[name][0]
 
-    def _alone(self) -> AbstractContextManager[None]:
-        """No build of this node runs meanwhile; those do not disturb a GPU."""
-        return self._gate.timing() if self._device is None and not self._timing else nullcontext()
+    @contextmanager
+    def _alone(self, seed: int, job: Job, threads: int, watch: Stopwatch) -> Iterator[Runner]:
+        """A runner that is ready for a job. No build of this node runs meanwhile; those do not disturb a GPU."""
+        with ExitStack() as stack:
+            with watch.paused():
+                runner = self._runner(seed, job, threads)
+                if self._device is None and not self._timing:
+                    stack.enter_context(self._gate.timing())
+            yield runner
 
     def _runner(self, seed: int, job: Job, threads: int) -> Runner:
-        """With the job's validation drawn."""
+        """Its processes have started, and the job's validation is drawn."""
         runner = self._runners.pop(seed, None)
         if runner is None:
             while len(self._runners) >= _KEPT_RUNNERS:
@@ -247,7 +284,9 @@ class Timer:
             )
         self._runners[seed] = runner
         runner.threads = threads
-        runner.build(job, [])
+        with nullcontext() if runner.is_started else starting():
+            runner.start()
+            runner.build(job, [])
         return runner
 
 

@@ -36,7 +36,9 @@ from tilewright.support.process import import_folders
 
 PORT = 6379
 LOOPBACK = "127.0.0.1"
-_START_SECONDS = 90.0
+_START_SECONDS = (
+    300.0  # for a node, or for one of its workers, to start while its process lives: machines are busy
+)
 _STOP_SECONDS = 5.0  # for a node to say goodbye; then what still runs is killed
 _STORE_BYTES = 256 << 20
 _TOKEN_BYTES = 32
@@ -200,6 +202,13 @@ def _environment(token: str) -> dict[str, str]:
         "RAY_AUTH_TOKEN": token,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+        # A worker is a process that imports much. On a busy machine that takes longer than Ray's default limit, after
+        # which Ray kills it and starts another. Nor is any process started that no actor needs.
+        "RAY_worker_register_timeout_seconds": f"{_START_SECONDS:.0f}",
+        "RAY_raylet_start_wait_time_s": f"{_START_SECONDS:.0f}",
+        "RAY_enable_worker_prestart": "0",
+        "RAY_worker_niceness": "0",  # a timing gives way to other processes no more than a local one does
+        "RAY_prestart_worker_first_driver": "0",
         "PYTHONSAFEPATH": "1",
         "PYTHONPATH": os.pathsep.join(import_folders()),
     }
@@ -240,8 +249,10 @@ def connected(
                 except (ConnectionError, RuntimeError, ValueError) as error:
                     ray.shutdown()
                     if time.monotonic() > deadline:
-                        raise _refused(address, error) from None
+                        raise (_late(error) if process is not None else _refused(address, error)) from None
             elif time.monotonic() > deadline:
+                if process is not None:
+                    raise _late("it does not listen")
                 raise PoolError(f"nobody answers at {address}", remedy="start the pool: tilewright pool up")
             time.sleep(0.3)
         try:
@@ -266,6 +277,13 @@ def _init(address: str) -> None:
         log_to_driver=False,
         logging_level=logging.ERROR,
         configure_logging=False,
+    )
+
+
+def _late(why: object) -> PoolError:
+    return PoolError(
+        f"the node was not ready within {_START_SECONDS:.0f} s: {why}",
+        remedy="this machine may be too busy: try again when it has less to do",
     )
 
 
@@ -303,22 +321,27 @@ def _create_workers(name: str, builders: int, devices: tuple[Device, ...]) -> No
         "namespace": NAMESPACE,
         "max_restarts": -1,
         "num_cpus": 0,
+        "max_concurrency": 64,  # requests wait in the worker, where users take turns
     }
     builder = ray.remote(actors.Builder)
-    made = [builder.options(name=f"builder/{name}/{n}", **here).remote(name) for n in range(builders)]
+    wanted: list[tuple[Any, dict[str, Any], tuple[Any, ...]]] = [
+        (builder, {"name": f"builder/{name}/{n}"}, (name,)) for n in range(builders)
+    ]
     for number, each in enumerate(devices):
         module, _, kind = each.actor.partition(":")
         timer = ray.remote(getattr(importlib.import_module(module), kind))
-        options = {**here, "resources": {each.resource: 1}, "max_concurrency": 64}
-        made.append(
-            timer.options(name=f"timer/{name}/{each.label}/{number}", **options).remote(
-                name, each.label, each.ordinal, each.timing, each.machine
-            )
-        )
-    try:
-        ray.get([each.hello.remote() for each in made], timeout=_START_SECONDS)
-    except ray.exceptions.RayError as error:
-        raise PoolError(f"the workers of {name} do not start: {str(error).splitlines()[-1]}") from None
+        options = {"name": f"timer/{name}/{each.label}/{number}", "resources": {each.resource: 1}}
+        wanted.append((timer, options, (name, each.label, each.ordinal, each.timing, each.machine)))
+    cores = knobs.usable_cores()
+    for start in range(0, len(wanted), cores):  # no more at once than can start without delaying each other
+        made = [
+            kind.options(**here, **options).remote(*arguments)
+            for kind, options, arguments in wanted[start : start + cores]
+        ]
+        try:
+            ray.get([each.hello.remote() for each in made], timeout=_START_SECONDS)
+        except ray.exceptions.RayError as error:
+            raise PoolError(f"the workers of {name} do not start: {str(error).splitlines()[-1]}") from None
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import hashlib
+import hmac
 import os
-import secrets
 import socket
 import threading
 import warnings
@@ -51,14 +52,26 @@ class PoolDevice:
     """One kind of device of a pool, for one run."""
 
     def __init__(
-        self, workers: Workers, machine: str, over: threading.Event, trace: Trace, seconds: float | None
+        self,
+        workers: Workers,
+        machine: str,
+        over: threading.Event,
+        trace: Trace,
+        seconds: float | None,
+        seed: int,
     ) -> None:
-        self._workers, self._over, self._trace, self._seconds = workers, over, trace, seconds
+        self._workers, self._over, self._trace, self._seconds, self._seed = (
+            workers,
+            over,
+            trace,
+            seconds,
+            seed,
+        )
         found = from_text(machine)
         if not isinstance(found, CpuMachine | GpuMachine):
             raise OptionError(f"models are not compiled for a {found.kind} in a pool")
         self.machine: CpuMachine | GpuMachine = found
-        self._user = f"{getpass.getuser()}@{socket.gethostname()}/{os.getpid()}"
+        self._user = f"{_user()}/{os.getpid()}"
         self.use: dict[str, DeviceUse] = {}
         self.given_again = 0
 
@@ -73,7 +86,7 @@ class PoolDevice:
             self._workers,
             threads,
             user=self._user,
-            seed=secrets.randbits(32),
+            seed=self._seed,
             note=self._note,
             budget=self._seconds,
             is_over=self._over.is_set,
@@ -93,10 +106,10 @@ class PoolDevice:
 
 
 class Session:
-    """This process as a driver of a pool."""
+    """This process as a driver of a pool. `seed`: of the validation inputs."""
 
-    def __init__(self) -> None:
-        self._over = threading.Event()
+    def __init__(self, seed: int) -> None:
+        self._over, self._seed = threading.Event(), seed
 
     def end(self) -> None:
         """Measure nothing more: every tuner takes what it has."""
@@ -108,9 +121,9 @@ class Session:
         for name, reason in workers.refresh().items():
             warnings.warn(f"{name} is not used: {reason}", RuntimeWarning, stacklevel=3)
         machine = workers.choose(label)
-        for message in workers.warnings:
-            warnings.warn(message, RuntimeWarning, stacklevel=3)
-        return PoolDevice(workers, machine, self._over, trace, seconds)
+        while workers.warnings:
+            warnings.warn(workers.warnings.pop(0), RuntimeWarning, stacklevel=3)
+        return PoolDevice(workers, machine, self._over, trace, seconds, self._seed)
 
 
 @contextlib.contextmanager
@@ -119,8 +132,20 @@ def connected(pool: Pool | str) -> Iterator[Session]:
     wanted = Pool(pool) if isinstance(pool, str) else pool
     cluster.need_ray()
     file = None if wanted.token_file is None else Path(wanted.token_file)
-    with cluster.connected(wanted.address, cluster.read_token(wanted.address, file)):
-        yield Session()
+    token = cluster.read_token(wanted.address, file)
+    with cluster.connected(wanted.address, token):
+        yield Session(seed_of(token, _user()))
+
+
+def _user() -> str:
+    return f"{getpass.getuser()}@{socket.gethostname()}"
+
+
+def seed_of(token: str, user: str) -> int:
+    """The same for every driver of a user while a pool is up: so one that was killed and started again has the answers
+    that timers still keep for it. Nobody outside of the pool can know it."""
+    digest = hmac.new(token.encode(), f"validation inputs of {user}".encode(), hashlib.sha256).digest()
+    return int.from_bytes(digest[:4], "little")
 
 
 @contextlib.contextmanager

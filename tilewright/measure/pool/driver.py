@@ -16,7 +16,7 @@ import statistics
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from tilewright.measure.failed import Failed
 from tilewright.measure.jobs import Job, build_request
 from tilewright.measure.kernel_build import BuildKernel
 from tilewright.measure.kernel_job import KernelJob
+from tilewright.measure.pool.attempts import REPLY_SECONDS, Attempt, Overdue, Work
 from tilewright.measure.pool.wire import (
     BuildAnswer,
     BuildRequest,
@@ -38,7 +39,7 @@ from tilewright.measure.pool.wire import (
     TrialRequest,
     encode,
     pool_job,
-    trial_name,
+    request_name,
 )
 from tilewright.measure.pool.workers import Worker, Workers
 from tilewright.measure.runner import Measurement
@@ -47,7 +48,7 @@ from tilewright.space.space import Config
 
 GIVEN = 3  # times a piece of work is given out at most: once, and again at most twice
 _PER_WORKER = 2  # requests in flight: one that runs, one that is there when it ends
-_BUILD_SECONDS, _TRIAL_SECONDS = 120.0, 180.0  # after which a worker is taken to hang
+_BUILD_SECONDS, _TRIAL_SECONDS = 120.0, 180.0  # of work on one, after which a worker is taken to hang
 _TICK = 0.05
 _REFRESH_SECONDS = 5.0
 _DRIFT = 1.25  # times slower than at first, or than its fellows, the reference kernel may be
@@ -58,38 +59,6 @@ _DRAINING = "draining"
 _KEPT_CODE = 512
 _KEPT_JOBS = 64
 _AHEAD = 2
-
-
-@dataclass
-class _Work:
-    """One build or one trial. `lost`: workers that it was given to in vain."""
-
-    key: Any
-    begin: Callable[[Worker], Any]  # -> a Ray reference to the answer
-    done: Callable[[Worker, Any], str]  # takes the answer; "" or what is wrong with the worker
-    timers: str | None  # the machine whose timers can do it; None: any builder
-    seconds: float
-    lost: list[str] = field(default_factory=list)
-    failed_on: Worker | None = (
-        None  # the device that calls the candidate wrong, until another has said so too
-    )
-
-
-@dataclass
-class _Attempt:
-    """`previous`: what the worker was given before, and does first."""
-
-    work: _Work
-    worker: Worker
-    deadline: float
-    previous: _Attempt | None = None
-    is_answered: bool = False
-    has_ended: bool = False
-
-    @property
-    def was_waiting(self) -> bool:
-        """Whether the worker had not come to it."""
-        return self.previous is not None and not self.previous.is_answered
 
 
 @dataclass
@@ -124,8 +93,9 @@ class PoolRunner:
     """Measures configs on the devices of a pool.
 
     `user`: who shares the devices fairly with others. `seed`: of the validation inputs. `note`: is told what goes wrong
-    with nodes. `patience`: seconds after which a timer that does not answer is taken to hang. `budget`: seconds of the
-    devices' time, all together; then nothing more is measured. `is_over`: whether the run is to end for another reason.
+    with nodes. `patience`: seconds of work on a trial after which its timer is taken to hang; `reply`: seconds for a
+    worker to say what it works on. `budget`: seconds of the devices' time, all together; then nothing more is measured.
+    `is_over`: whether the run is to end for another reason.
     """
 
     def __init__(
@@ -137,15 +107,17 @@ class PoolRunner:
         seed: int,
         note: Callable[[str], None] | None = None,
         patience: float = _TRIAL_SECONDS,
+        reply: float = REPLY_SECONDS,
         budget: float | None = None,
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         self.patience, self.budget, self._is_over = patience, budget, is_over
         self.workers, self.threads, self.user, self.seed = workers, threads, user, seed
         self._note = note or (lambda message: None)
-        self._queue: deque[_Work] = deque()
-        self._running: dict[Any, _Attempt] = {}
-        self._last: dict[str, _Attempt] = {}  # by worker: what it was given last
+        self._queue: deque[Work] = deque()
+        self._running: dict[Any, Attempt] = {}
+        self._overdue = Overdue(workers, reply)
+        self._last: dict[str, Attempt] = {}  # by worker: what it was given last
         self._sent: OrderedDict[Job, _Sent] = OrderedDict()
         self._code: dict[tuple[Job, Config], Code | Measurement] = {}
         self._ordered: set[tuple[Job, Config]] = set()
@@ -220,7 +192,7 @@ class PoolRunner:
                     self._queue.append(self._trial(job, config, code, best, found))
             return len(found) + len(lost) == len(waiting)
 
-        def give_up(work: _Work) -> None:
+        def give_up(work: Work) -> None:
             lost.add(work.key[1])
 
         self._work_off(is_done, give_up, deadline)
@@ -240,7 +212,7 @@ class PoolRunner:
         for group in groups:
             self._queue.append(self._race(job, group, seconds * len(group) / len(running), raced))
         wanted = len(groups)
-        lost: list[_Work] = []
+        lost: list[Work] = []
         self._work_off(lambda: len(raced) + len(lost) == wanted, lost.append, None)
         times = comparable(raced, anchor)
         self._forget_code()
@@ -270,7 +242,9 @@ class PoolRunner:
             self._code[key] = Measurement(config, failure=asked.kind, message=asked.message)
             return
         grid = asked.grid if isinstance(asked, BuildKernel) else (1, 1, 1)
-        request = encode(BuildRequest(self._as_sent(job).job, config, modules, grid))
+        sent = self._as_sent(job).job
+        name = request_name("build", sent, config, self.seed)
+        request = encode(BuildRequest(name, self.user, sent, config, modules, grid))
         code: list[Any] = []
 
         def begin(worker: Worker) -> Any:
@@ -289,13 +263,13 @@ class PoolRunner:
                 self._code[key] = Code(code[0], built.seal)
             return ""
 
-        self._queue.append(_Work(key, begin, done, None, _BUILD_SECONDS))
+        self._queue.append(Work(key, name, begin, done, None, _BUILD_SECONDS))
 
     def _trial(
         self, job: Job, config: Config, code: Code, best: float | None, found: dict[Config, Measurement]
-    ) -> _Work:
+    ) -> Work:
         sent = self._as_sent(job)
-        name = trial_name(sent.job, config, self.seed)
+        name = request_name("trial", sent.job, config, self.seed)
         candidate = Candidate(config, code.seal)
         request = encode(TrialRequest(name, self.user, sent.job, candidate, self.seed, best))
 
@@ -319,7 +293,7 @@ class PoolRunner:
             self._answered_by[name] = worker
             return ""
 
-        work = _Work((job, config), begin, done, sent.job.described, self.patience)
+        work = Work((job, config), name, begin, done, sent.job.described, self.patience)
         return work
 
     def _race(
@@ -328,11 +302,12 @@ class PoolRunner:
         configs: Sequence[Config],
         seconds: float,
         raced: list[Mapping[Config, tuple[float, ...]]],
-    ) -> _Work:
+    ) -> Work:
         codes = [self._code[job, config] for config in configs]
         candidates = tuple(Candidate(c, code.seal) for c, code in zip(configs, codes, strict=True))  # type: ignore[union-attr]
         sent = self._as_sent(job)
-        request = encode(RaceRequest(self.user, sent.job, candidates, self.seed, seconds))
+        name = request_name("race", sent.job, tuple(configs), self.seed)
+        request = encode(RaceRequest(name, self.user, sent.job, candidates, self.seed, seconds))
 
         def begin(worker: Worker) -> Any:
             references = [code.reference for code in codes]  # type: ignore[union-attr]
@@ -348,7 +323,7 @@ class PoolRunner:
             raced.append(dict(zip(configs, reply.times, strict=True)))
             return ""
 
-        return _Work((job, tuple(configs)), begin, done, sent.job.described, self.patience + seconds)
+        return Work((job, tuple(configs)), name, begin, done, sent.job.described, self.patience + seconds)
 
     def _as_sent(self, job: Job) -> _Sent:
         """The tensors of a launch are in the pool's object store once, whoever needs them."""
@@ -369,7 +344,7 @@ class PoolRunner:
     # -- giving work out ------------------------------------------------------------------------------------------
 
     def _work_off(
-        self, is_done: Callable[[], bool], give_up: Callable[[_Work], None], deadline: float | None
+        self, is_done: Callable[[], bool], give_up: Callable[[Work], None], deadline: float | None
     ) -> None:
         while not is_done():
             if deadline is not None and (self.spent or time.monotonic() > deadline):
@@ -402,26 +377,25 @@ class PoolRunner:
             load[worker.name] += 1
             last = self._last.get(worker.name)
             previous = None if last is None or last.has_ended else last
-            attempt = _Attempt(work, worker, time.monotonic() + work.seconds, previous)
+            now = time.monotonic()
+            attempt = Attempt(work, worker, now, now + work.seconds, previous)
             self._last[worker.name] = attempt
             self._running[work.begin(worker)] = attempt
 
-    def _able(self, work: _Work) -> list[Worker]:
+    def _able(self, work: Work) -> list[Worker]:
         return self.workers.builders() if work.timers is None else self.workers.timers(work.timers)
 
-    def _answers(self) -> Iterable[tuple[_Attempt, Any]]:
+    def _answers(self) -> Iterable[tuple[Attempt, Any]]:
         """Attempts that ended, each with its answer or the exception that took its place."""
-        now = time.monotonic()
-        ready = self.workers.wait(list(self._running), _TICK)
+        ready = self.workers.wait([*self._running, *self._overdue.references], _TICK)
+        hanging = dict(self._overdue.check(self._running, set(ready)))
         for reference in ready:
-            attempt = self._running.pop(reference)
-            yield attempt, self.workers.answer(reference)
-        for reference, attempt in list(self._running.items()):
-            if now > attempt.deadline:
-                del self._running[reference]
-                yield attempt, TimeoutError(f"no answer within {attempt.work.seconds:.0f} s")
+            if (attempt := self._running.pop(reference, None)) is not None:
+                yield attempt, self.workers.answer(reference)
+        for reference, error in hanging.items():
+            yield self._running.pop(reference), error
 
-    def _take(self, attempt: _Attempt, answer: Any, give_up: Callable[[_Work], None]) -> None:
+    def _take(self, attempt: Attempt, answer: Any, give_up: Callable[[Work], None]) -> None:
         worker, work = attempt.worker, attempt.work
         attempt.is_answered, attempt.has_ended = not isinstance(answer, BaseException), True
         if isinstance(answer, BaseException):
@@ -473,6 +447,8 @@ class PoolRunner:
         self._refreshed = time.monotonic()
         for name, reason in self.workers.refresh(0.0).items():
             self._note(f"{name} is not used: {reason}")
+        while self.workers.warnings:
+            self._note(self.workers.warnings.pop(0))
 
     # -- devices that cannot be trusted ---------------------------------------------------------------------------
 
@@ -506,7 +482,7 @@ class PoolRunner:
             del self._code[next(iter(self._code))]
 
 
-def _ignore(work: _Work) -> None:
+def _ignore(work: Work) -> None:
     """Whoever asks sees that it is missing."""
 
 

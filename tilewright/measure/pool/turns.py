@@ -1,7 +1,8 @@
 """Who may use a node now: one user after the other on a device, and no build beside a timing.
 
 `FairTurns` shares one device between users inside its timer. `NodeGate` keeps builds and timings of one node apart,
-across processes; the system releases what a process holds when it dies.
+across processes; the system releases what a process holds when it dies. `starting` lets the processes of a machine
+start one after the other. `Requests` knows how long each request has been worked on.
 """
 
 from __future__ import annotations
@@ -10,10 +11,14 @@ import fcntl
 import os
 import tempfile
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+_START_SECONDS = 60.0  # that a process waits for others to start: one that hangs does not hold up the rest
+_TICK = 0.05
 
 
 class FairTurns:
@@ -56,8 +61,7 @@ class NodeGate:
     keep a timing waiting."""
 
     def __init__(self, node: str, folder: Path | None = None) -> None:
-        folder = folder or Path(tempfile.gettempdir()) / f"tilewright-pool-{os.getuid()}"
-        folder.mkdir(mode=0o700, exist_ok=True)
+        folder = folder or _folder()
         self._entrance, self._inside = (folder / f"{node}.{name}" for name in ("entrance", "inside"))
 
     @contextmanager
@@ -77,3 +81,69 @@ class NodeGate:
                 fcntl.flock(entrance, fcntl.LOCK_EX)
                 fcntl.flock(inside, how)
             yield
+
+
+def _folder() -> Path:
+    """Of this user, for the locks of all nodes of this machine."""
+    folder = Path(tempfile.gettempdir()) / f"tilewright-pool-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+@contextmanager
+def starting(folder: Path | None = None, patience: float = _START_SECONDS) -> Iterator[None]:
+    """One at a time on a machine; after `patience` seconds without waiting for the others."""
+    deadline = time.monotonic() + patience
+    with open((folder or _folder()) / "starting", "w") as file:
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(_TICK)
+        yield
+
+
+class Stopwatch:
+    """Seconds of work on a request: the time that it is there, without pauses."""
+
+    def __init__(self) -> None:
+        self._worked, self._since, self._pauses = 0.0, time.monotonic(), 0
+
+    @property
+    def seconds(self) -> float:
+        return self._worked + (0.0 if self._pauses else time.monotonic() - self._since)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """It waits: for its turn, or for a process to start."""
+        self._worked, self._pauses = self.seconds, self._pauses + 1
+        try:
+            yield
+        finally:
+            self._pauses, self._since = self._pauses - 1, time.monotonic()
+
+
+class Requests:
+    """The requests that a worker has, by name."""
+
+    def __init__(self) -> None:
+        self._watches: dict[str, Stopwatch] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def one(self, name: str) -> Iterator[Stopwatch]:
+        watch = Stopwatch()
+        with self._lock:
+            self._watches[name] = watch  # the newest, if it was given again while an older one hangs
+        try:
+            yield watch
+        finally:
+            with self._lock:
+                if self._watches.get(name) is watch:
+                    del self._watches[name]
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        with self._lock:
+            return {name: watch.seconds for name, watch in self._watches.items()}

@@ -28,6 +28,7 @@ class Hello(msgspec.Struct, frozen=True):
     version: str
     python: str
     clock: float
+    ray: str = ""
     label: str = ""  # of the device, such as "cpu:znver4"; "" for a builder
     machine: str = ""  # the device's description, as `hw.machine.to_text` writes it
     pseudo: bool = False  # a stand-in for a device: its times are not those of a machine
@@ -65,9 +66,17 @@ def pool_job(job: Job, data: bytes = b"") -> PoolJob:
     return PoolJob(kernel=msgspec.structs.replace(job.spec, data=""), digest=hashlib.sha256(data).digest())
 
 
-class BuildRequest(msgspec.Struct, frozen=True):
-    """`grid`: of a kernel's launch with this config."""
+class InProgress(msgspec.Struct, frozen=True):
+    """The requests that a worker has, by name: seconds in which it worked on each. Waiting is not work."""
 
+    seconds: dict[str, float]
+
+
+class BuildRequest(msgspec.Struct, frozen=True):
+    """Make object code of one candidate. `name` is the request's. `grid`: of a kernel's launch with this config."""
+
+    name: str
+    user: str
     job: PoolJob
     config: Config
     modules: tuple[str, ...] = ()
@@ -114,8 +123,9 @@ class TrialAnswer(msgspec.Struct, frozen=True):
 
 
 class RaceRequest(msgspec.Struct, frozen=True):
-    """Time candidates interleaved, for about so many seconds together."""
+    """Time candidates interleaved, for about so many seconds together. `name` is the request's."""
 
+    name: str
     user: str
     job: PoolJob
     candidates: tuple[Candidate, ...]
@@ -142,5 +152,6 @@ def seal(key: bytes, job: PoolJob, config: Config, code: bytes) -> bytes:
     return hmac.new(key, what, hashlib.sha256).digest()
 
 
-def trial_name(job: PoolJob, config: Config, seed: int) -> str:
-    return hashlib.sha256(msgspec.msgpack.encode((job, config, seed))).hexdigest()[:24]
+def request_name(kind: str, job: PoolJob, what: object, seed: int) -> str:
+    """`what`: a config, or several."""
+    return hashlib.sha256(msgspec.msgpack.encode((kind, job, what, seed))).hexdigest()[:24]

@@ -7,6 +7,8 @@ so several users share them. Who answers with another version, or does not answe
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
+import platform
 import time
 from collections import Counter, deque
 from dataclasses import dataclass
@@ -20,7 +22,8 @@ from tilewright.support.fingerprint import fingerprint
 from tilewright.support.version import VERSION
 
 NAMESPACE = "tilewright-pool"
-_HELLO_SECONDS = 30.0
+_HELLO_SECONDS = 30.0  # for those who are there to answer a greeting
+_START_SECONDS = 180.0  # for one that is just starting, perhaps beside others
 _CLOCK_SECONDS = 60.0  # by which a node's clock may be off
 _PAUSE, _MAX_PAUSE = 1.0, 60.0  # seconds without work after trouble: at first, at most
 _REMEMBERED = 512  # times of the reference kernel
@@ -68,11 +71,16 @@ class Worker:
         self.ask(method, *arguments)
 
 
+def _minor(version: str) -> str:
+    """3.12.4 -> 3.12"""
+    return ".".join(version.split(".")[:2])
+
+
 @dataclass(frozen=True)
 class _Greeting:
     name: str
     handle: Any
-    deadline: float
+    sent: float
 
 
 class Workers:
@@ -91,14 +99,7 @@ class Workers:
     def refresh(self, wait: float = _HELLO_SECONDS) -> dict[str, str]:
         """Look who is there now. Those that were newly found unusable, with the reason. Who is new is greeted; a
         greeting that is not answered within `wait` seconds is looked at next time."""
-        import ray
-        from ray.util import list_named_actors
-
-        names = {
-            each["name"]
-            for each in list_named_actors(all_namespaces=True)
-            if each["namespace"] == NAMESPACE and each["name"].startswith(("builder/", "timer/"))
-        }
+        names = self._named()
         now = time.monotonic()
         for name in [name for name in self._known if name not in names]:
             del self._known[name]
@@ -107,24 +108,21 @@ class Workers:
             self.aside.pop(name, None)
         greeted = {greeting.name for greeting in self._greetings.values()}
         for name in sorted(names - set(self._known) - set(self.aside) - greeted):
-            try:
-                handle = ray.get_actor(name, namespace=NAMESPACE)
-                self._greetings[handle.hello.remote()] = _Greeting(name, handle, now + _HELLO_SECONDS)
-            except (ValueError, ray.exceptions.RayError):
-                continue  # gone since
+            handle = self._handle(name)
+            if handle is not None:
+                self._greetings[handle.hello.remote()] = _Greeting(name, handle, now)
         found: dict[str, str] = {}
-        for reference in self._answered(wait):
+        for reference in self.come(list(self._greetings), wait):
             greeting = self._greetings.pop(reference)
             if reason := self._met(greeting, self.answer(reference)):
                 found[greeting.name] = reason
+        now = time.monotonic()
         for reference, greeting in list(self._greetings.items()):
-            if time.monotonic() > greeting.deadline or wait >= _HELLO_SECONDS:
+            if now - greeting.sent > _START_SECONDS or wait >= _HELLO_SECONDS:
                 del self._greetings[reference]
-                found[greeting.name] = f"no answer within {_HELLO_SECONDS:.0f} s"
-        for name, reason in found.items():
-            self.aside[name] = reason
-            if "has tilewright" not in reason:
-                self._pause(name)
+                found[greeting.name] = f"no answer within {now - greeting.sent:.0f} s"
+                self._pause(greeting.name)
+        self.aside.update(found)
         return found
 
     def _pause(self, name: str) -> None:
@@ -133,29 +131,27 @@ class Workers:
         pause = min(_MAX_PAUSE, _PAUSE * 2 ** (self._troubles[name] - 1))
         self._back[name] = time.monotonic() + pause
 
-    def _answered(self, wait: float) -> list[Any]:
-        """References of greetings that were answered, after waiting for all of them for so long."""
-        import ray
-
-        if not self._greetings:
-            return []
-        ready, _ = ray.wait(list(self._greetings), num_returns=len(self._greetings), timeout=wait)
-        return list(ready)
-
     def _met(self, greeting: _Greeting, answer: Any) -> str:
         """Take up a worker that answered; or why not."""
         try:
             if isinstance(answer, BaseException):
-                return f"it does not answer: {str(answer).splitlines()[0]}"
+                raise ValueError(str(answer).splitlines()[0] if str(answer) else type(answer).__name__)
             hello = msgspec.msgpack.decode(answer, type=Hello)
-        except msgspec.MsgspecError as error:
+        except (ValueError, TypeError) as error:  # msgspec's errors are among them
+            self._pause(greeting.name)
             return f"it does not answer: {error}"
-        if hello.version != VERSION:
-            return f"{hello.host} has tilewright {hello.version}, the driver {VERSION}"
+        where = f"the node {hello.node} on {hello.host}"
+        for what, there, here in (
+            ("tilewright", hello.version, VERSION),
+            ("Ray", hello.ray, importlib.metadata.version("ray")),
+            ("Python", _minor(hello.python), _minor(platform.python_version())),
+        ):
+            if there != here:
+                return f"{where} has {what} {there or 'of an unknown version'}, the driver {here}"
         off = hello.clock - time.time()
-        if abs(off) > _CLOCK_SECONDS:
+        if not -_CLOCK_SECONDS - (time.monotonic() - greeting.sent) < off < _CLOCK_SECONDS:
             self.warnings.append(
-                f"the clock of {hello.host} is off by {off:.0f} s; records have the driver's"
+                f"the clock of {where} is off by {off:.0f} s; records have the driver's time"
             )
         remembered = self._references.setdefault(greeting.name, deque(maxlen=_REMEMBERED))
         self._known[greeting.name] = Worker(greeting.name, greeting.handle, hello, remembered)
@@ -183,13 +179,6 @@ class Workers:
         if self._greetings:
             return _PAUSE / 10
         return max(0.0, min(self._back.values()) - time.monotonic()) if self._back else None
-
-    def restart(self, worker: Worker) -> None:
-        """End an actor that hangs; Ray starts it anew on its node."""
-        import ray
-
-        with contextlib.suppress(ray.exceptions.RayError, ValueError):
-            ray.kill(worker.handle, no_restart=False)
 
     def builders(self) -> list[Worker]:
         return [worker for worker in self._known.values() if not worker.is_timer]
@@ -230,6 +219,32 @@ class Workers:
 
     # -- Ray, so that the driver needs no import of it -----------------------------------------------------------
 
+    def _named(self) -> set[str]:
+        """Actors of all nodes."""
+        from ray.util import list_named_actors
+
+        return {
+            each["name"]
+            for each in list_named_actors(all_namespaces=True)
+            if each["namespace"] == NAMESPACE and each["name"].startswith(("builder/", "timer/"))
+        }
+
+    def _handle(self, name: str) -> Any:
+        """None: it has gone since."""
+        import ray
+
+        try:
+            return ray.get_actor(name, namespace=NAMESPACE)
+        except (ValueError, ray.exceptions.RayError):
+            return None
+
+    def restart(self, worker: Worker) -> None:
+        """End an actor that hangs; Ray starts it anew on its node."""
+        import ray
+
+        with contextlib.suppress(ray.exceptions.RayError, ValueError):
+            ray.kill(worker.handle, no_restart=False)
+
     def wait(self, references: list[Any], seconds: float) -> list[Any]:
         import ray
 
@@ -237,9 +252,15 @@ class Workers:
             time.sleep(seconds)
             return []
         first, _ = ray.wait(references, num_returns=1, timeout=seconds, fetch_local=False)
-        if not first:
+        return self.come(references, 0.0) if first else []
+
+    def come(self, references: list[Any], seconds: float) -> list[Any]:
+        """Those that have come, after waiting for all of them for so long."""
+        import ray
+
+        if not references:
             return []
-        ready, _ = ray.wait(references, num_returns=len(references), timeout=0, fetch_local=False)
+        ready, _ = ray.wait(references, num_returns=len(references), timeout=seconds, fetch_local=False)
         return list(ready)
 
     def stored(self, data: bytes) -> Any:

@@ -1,0 +1,147 @@
+"""A replica of examples/ray_serve.py, without Ray Serve around it: batches, new files, health, bad requests."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilewright
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("ray.serve")
+pytest.importorskip("starlette")
+from starlette.requests import Request  # noqa: E402
+from starlette.responses import Response  # noqa: E402
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
+import ray_serve  # noqa: E402
+
+Model = ray_serve.Model.func_or_class
+ROWS = np.random.default_rng(0).standard_normal((12, 8)).astype(np.float32)
+
+
+def save(path: Path, seed: int, features: int = 8) -> np.ndarray:
+    """An artifact for 1, 2 and 4 rows, put in its place as a whole; the results for ROWS."""
+    torch.manual_seed(seed)
+    model = torch.nn.Linear(features, 3).eval().requires_grad_(False)
+    fast = tilewright.compile(model, (torch.zeros(1, features),), dynamic=True)
+    for size in (1, 2, 4):
+        fast(torch.zeros(size, features))
+    fast.save(path.with_suffix(".new"))
+    path.with_suffix(".new").rename(path)
+    return model(torch.from_numpy(ROWS)).numpy() if features == 8 else np.zeros(0)
+
+
+def as_file(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+async def asked(replica: Any, body: bytes, method: str = "POST") -> Response:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return await replica(Request({"type": "http", "method": method, "headers": []}, receive))
+
+
+@pytest.fixture(autouse=True)
+def without_joining(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray Serve joins requests only inside a deployment."""
+
+    async def run(self: Any, row: np.ndarray) -> np.ndarray:
+        (result,) = await asyncio.get_running_loop().run_in_executor(None, self._loaded, [row])
+        return result
+
+    monkeypatch.setattr(Model, "run", run)
+
+
+def test_rows_are_joined_to_the_sizes_of_the_file(tmp_path: Path) -> None:
+    expected = save(tmp_path / "model.tw", 0)
+    loaded = ray_serve.Loaded(str(tmp_path / "model.tw"), 1, None)
+    assert loaded.sizes == [1, 2, 4]
+    for count in (1, 2, 3, 4, 5, 12):
+        np.testing.assert_allclose(np.stack(loaded(list(ROWS[:count]))), expected[:count], atol=1e-5)
+
+
+async def results(replica: Any) -> np.ndarray:
+    """For all rows, at once."""
+    answers = await asyncio.gather(*(asked(replica, as_file(row)) for row in ROWS))
+    assert {answer.status_code for answer in answers} == {200}
+    return np.stack([np.load(io.BytesIO(answer.body)) for answer in answers])
+
+
+def test_a_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_serve, "LOOK_SECONDS", 0.02)
+    path = tmp_path / "model.tw"
+    before = save(path, 0)
+
+    async def serve() -> None:
+        replica = Model(1)
+        with pytest.raises(OSError):
+            await replica.reconfigure({"artifact": str(tmp_path / "none.tw")})
+        await replica.reconfigure({"artifact": str(path)})
+        np.testing.assert_allclose(await results(replica), before, atol=1e-5)
+        for body in (as_file(ROWS[0, :5]), as_file(ROWS[0].astype(np.float64)), b"no array"):
+            assert (await asked(replica, body)).status_code == 400
+
+        first = replica._loaded
+        after = save(path, 1)  # a new file is taken up by itself
+        await until(lambda: replica._loaded is not first)
+        np.testing.assert_allclose(await results(replica), after, atol=1e-5)
+
+        path.with_suffix(".new").write_bytes(b"no artifact")
+        path.with_suffix(".new").rename(path)  # this one is refused, and the last one goes on
+        await until(lambda: bool(replica._refused))
+        assert str(path) in (await asked(replica, b"", "GET")).body.decode().splitlines()[1]
+        np.testing.assert_allclose(await results(replica), after, atol=1e-5)
+
+        save(path, 2, features=9)  # rows of another shape
+        await until(lambda: "its rows are (9,)" in replica._refused)
+        np.testing.assert_allclose(await results(replica), after, atol=1e-5)
+
+        replica.check_health()
+        replica._loaded.expected = replica._loaded.expected + 1
+        with pytest.raises(RuntimeError, match="no longer computes"):
+            replica.check_health()
+        replica._watch.cancel()
+
+    asyncio.run(serve())
+
+
+def test_requests_go_on_while_a_file_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.tw"
+    expected = save(path, 0)
+    loading = ray_serve.Loaded
+
+    async def serve() -> None:
+        replica = Model(1)
+        await replica.reconfigure({"artifact": str(path)})
+
+        def slow(*arguments: Any) -> Any:
+            time.sleep(1.5)
+            return loading(*arguments)
+
+        monkeypatch.setattr(ray_serve, "Loaded", slow)
+        update = asyncio.create_task(replica.reconfigure({"artifact": str(path)}))
+        await asyncio.sleep(0.1)
+        np.testing.assert_allclose(await results(replica), expected, atol=1e-5)
+        assert not update.done()
+        await update
+        replica._watch.cancel()
+
+    asyncio.run(serve())
+
+
+async def until(is_so: Any) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)

@@ -1,0 +1,329 @@
+"""The driver and its workers, without Ray: what hangs and what only waits, bad nodes, and what counts."""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.faults.candidates import product
+from tests.measure.pool.threads import LABEL, TestBuilder, TestTimer, ThreadWorkers, seconds_of
+from tilewright.errors import MeasurementError, PoolError
+from tilewright.hw import host
+from tilewright.measure.building import Made
+from tilewright.measure.failed import Failed
+from tilewright.measure.pool.connection import seed_of
+from tilewright.measure.pool.driver import PoolRunner
+from tilewright.measure.pool.turns import Stopwatch
+from tilewright.measure.pool.wire import Hello, TrialRequest, encode, pool_job, request_name
+from tilewright.measure.single import Built
+from tilewright.measure.trial import TaskJob
+from tilewright.space.candidates import Candidates
+from tilewright.space.space import Config
+from tilewright.space.template import Work
+
+pytest.importorskip("ray")  # its version must agree on all nodes
+_MADE = Made(Built((), (), (), ()), 0.0)
+_SEED = 7
+
+
+@pytest.fixture(autouse=True)
+def token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
+
+
+@pytest.fixture(scope="module")
+def job() -> TaskJob:
+    return TaskJob.of(Work(product(32, 48, 40), host()), 1)
+
+
+@pytest.fixture(scope="module")
+def configs(job: TaskJob) -> list[Config]:
+    sampled = Candidates.of(job.work(), sketches=False).sample(Random(0), 24)
+    return list(dict.fromkeys(sampled))[:8]
+
+
+def pool(*timers: Callable[[], Any], builders: tuple[Made | Failed, ...] = (_MADE,)) -> ThreadWorkers:
+    """Nodes node0, node1, ...: each has one of the timers, and, as long as there are some, a builder."""
+    actors: dict[str, Callable[[], Any]] = {
+        f"builder/node{n}/0": lambda n=n, reply=reply: TestBuilder(f"node{n}", reply)
+        for n, reply in enumerate(builders)
+    }
+    actors |= {f"timer/node{n}/{LABEL}/0": timer for n, timer in enumerate(timers)}
+    return ThreadWorkers(actors)
+
+
+class Driver(PoolRunner):
+    """Its notes are kept, and it does not wait long."""
+
+    def __init__(self, workers: ThreadWorkers, user: str = "tester", **options: Any) -> None:
+        self.notes: list[str] = [f"{name} is not used: {why}" for name, why in workers.refresh(2.0).items()]
+        super().__init__(workers, 1, user=user, seed=_SEED, note=self.notes.append, **options)
+
+
+def expected(job: TaskJob, configs: list[Config]) -> list[float]:
+    return [seconds_of(request_name("trial", pool_job(job), config, _SEED)) for config in configs]
+
+
+def seconds(runner: PoolRunner, job: TaskJob, configs: list[Config]) -> list[float | None]:
+    return [each.seconds for each in runner.measure(job, configs)]
+
+
+def once(what: Callable[[TrialRequest, Stopwatch], None]) -> Callable[[TrialRequest, Stopwatch], None]:
+    """For the first trial alone."""
+    trials: list[str] = []
+
+    def trouble(request: TrialRequest, watch: Stopwatch) -> None:
+        trials.append(request.trial)
+        if len(trials) == 1:
+            what(request, watch)
+
+    return trouble
+
+
+# -- what hangs, and what waits ----------------------------------------------------------------------------------------
+
+
+def starts_slowly(request: TrialRequest, watch: Stopwatch) -> None:
+    with watch.paused():
+        time.sleep(1.0)
+
+
+def works_long(request: TrialRequest, watch: Stopwatch) -> None:
+    time.sleep(4.0)
+
+
+def test_a_process_that_starts_slowly_does_not_hang(job: TaskJob, configs: list[Config]) -> None:
+    starting = once(starts_slowly)
+    workers = pool(lambda: TestTimer("node0", starting), lambda: TestTimer("node1", starting))
+    with Driver(workers, patience=0.3) as runner:
+        assert seconds(runner, job, configs) == expected(job, configs)
+        assert runner.given_again == 0
+    assert all(handle.starts == 1 for handle in workers.handles.values())
+
+
+def test_a_trial_that_takes_too_long_hangs(job: TaskJob, configs: list[Config]) -> None:
+    long = once(works_long)
+    workers = pool(lambda: TestTimer("node0", long), lambda: TestTimer("node1", long))
+    with Driver(workers, patience=0.3) as runner:
+        assert seconds(runner, job, configs) == expected(job, configs)
+        assert 1 <= runner.given_again <= 2  # that one, and perhaps what waited behind it
+        assert any("is set aside: TimeoutError: no answer within 0 s of its work" in n for n in runner.notes)
+    assert sum(handle.starts for handle in workers.handles.values()) == 4  # one was started anew
+
+
+def test_a_worker_that_does_not_reply_hangs(job: TaskJob, configs: list[Config]) -> None:
+    class Silent(TestTimer):
+        def in_progress(self) -> bytes:
+            time.sleep(4.0)
+            return super().in_progress()
+
+    long = once(works_long)
+    with Driver(pool(lambda: Silent("node0", long)), patience=0.2, reply=0.3) as runner:
+        assert seconds(runner, job, configs[:3]) == expected(job, configs[:3])
+        assert any("no reply within 0 s" in note for note in runner.notes)
+
+
+def test_a_lost_request_is_given_again(job: TaskJob, configs: list[Config]) -> None:
+    lost = threading.Event()
+
+    class Losing(TestTimer):
+        def trial(self, message: bytes, code: bytes, data: bytes = b"") -> bytes:
+            if not lost.is_set():
+                lost.set()
+                time.sleep(6.0)
+            return super().trial(message, code, data)
+
+    with Driver(pool(lambda: Losing("node0")), patience=0.2) as runner:
+        assert seconds(runner, job, configs[:3]) == expected(job, configs[:3])
+        assert any("does not have the request any more" in note for note in runner.notes)
+
+
+def test_waiting_for_another_user_is_no_hang(job: TaskJob, configs: list[Config]) -> None:
+    """Both have all their trials at one device; each of them waits longer than it may take."""
+
+    def work(request: TrialRequest, watch: Stopwatch) -> None:
+        time.sleep(0.2)
+
+    workers = pool(lambda: TestTimer("node0", work))
+    found: dict[str, list[float | None]] = {}
+
+    def drive(user: str) -> None:
+        own = ThreadWorkers({})
+        own.handles = workers.handles
+        with Driver(own, user, patience=0.35) as runner:
+            found[user] = seconds(runner, job, configs)
+            assert runner.given_again == 0
+
+    drivers = [threading.Thread(target=drive, args=(user,)) for user in ("a", "b", "c")]
+    for each in drivers:
+        each.start()
+    for each in drivers:
+        each.join(60)
+    assert found == dict.fromkeys("abc", expected(job, configs))
+
+
+# -- bad nodes: a message with the node's name, and the rest goes on ---------------------------------------------------
+
+
+def introduced(**changed: Any) -> type[TestTimer]:
+    """A timer that says something else of itself."""
+
+    class Other(TestTimer):
+        def hello(self) -> bytes:
+            hello = msgspec.msgpack.decode(super().hello(), type=Hello)
+            return encode(msgspec.structs.replace(hello, **changed))
+
+    return Other
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"version": "0.0.9"}, "has tilewright 0.0.9, the driver "),
+        ({"ray": "1.2.3"}, "has Ray 1.2.3, the driver "),
+        ({"ray": ""}, "has Ray of an unknown version, the driver "),
+        ({"python": "3.99.1"}, "has Python 3.99, the driver "),
+    ],
+)
+def test_another_version_on_a_node(
+    job: TaskJob, configs: list[Config], changed: dict[str, str], message: str
+) -> None:
+    workers = pool(lambda: introduced(**changed)("node0"), lambda: TestTimer("node1"))
+    with Driver(workers) as runner:
+        assert seconds(runner, job, configs) == expected(job, configs)
+        assert set(runner.use) == {f"{LABEL} on node1"}
+    (note,) = runner.notes
+    assert "the node node0 on " in note and message in note
+
+
+def test_a_clock_that_is_off(job: TaskJob, configs: list[Config]) -> None:
+    workers = pool(lambda: introduced(clock=time.time() - 5000.0)("node0"), lambda: TestTimer("node1"))
+    with Driver(workers) as runner:
+        assert len(workers.timers()) == 2
+        assert seconds(runner, job, configs) == expected(job, configs)
+        runner._refresh()
+    (note,) = runner.notes
+    assert note.startswith("the clock of the node node0 on ") and "is off by -500" in note
+
+
+def test_a_device_that_nobody_has() -> None:
+    workers = pool(lambda: TestTimer("node0"))
+    workers.refresh(2.0)
+    with pytest.raises(PoolError, match=f"the pool has no device 'cuda:h200'; it has {LABEL}"):
+        workers.choose("cuda:h200")
+
+
+def full(request: TrialRequest, watch: Stopwatch) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_of_a_timer(job: TaskJob, configs: list[Config]) -> None:
+    workers = pool(lambda: TestTimer("node0", full), lambda: TestTimer("node1"))
+    with Driver(workers) as runner:
+        assert seconds(runner, job, configs) == expected(job, configs)
+    assert any("timer/node0/" in note and "the disk is full" in note for note in runner.notes)
+
+
+def test_a_full_disk_of_a_builder(job: TaskJob, configs: list[Config]) -> None:
+    no_space = Failed("crash", "OSError: [Errno 28] No space left on device")
+    workers = pool(lambda: TestTimer("node0"), builders=(no_space, _MADE))
+    with Driver(workers) as runner:
+        assert seconds(runner, job, configs) == expected(job, configs)
+    assert any("builder/node0/0" in note and "No space left" in note for note in runner.notes)
+
+
+def test_a_node_with_another_token(
+    job: TaskJob, configs: list[Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stranger() -> TestTimer:
+        with monkeypatch.context() as patch:
+            patch.setenv("RAY_AUTH_TOKEN", "f" * 64)
+            return TestTimer("node0")
+
+    with Driver(pool(stranger, lambda: TestTimer("node1"))) as runner:
+        assert seconds(runner, job, configs) == expected(job, configs)
+        assert set(runner.use) == {f"{LABEL} on node1"}
+    assert any("timer/node0/" in n and "is not what a builder of this pool made" in n for n in runner.notes)
+
+
+def test_all_nodes_are_in_trouble(job: TaskJob, configs: list[Config]) -> None:
+    """A trial is given to workers three times at most, and then missing."""
+    with Driver(pool(lambda: TestTimer("node0", full), lambda: TestTimer("node1", full))) as runner:
+        assert runner.measure(job, configs[:1]) == []
+        assert runner.given_again == 2
+        assert any("given up after 3 attempts: the disk is full" in note for note in runner.notes)
+
+
+def test_nobody_is_left(job: TaskJob, configs: list[Config]) -> None:
+    workers = pool(lambda: TestTimer("node0"))
+    with Driver(workers) as runner:
+        workers.set_aside(workers.timers()[0], "it is being drained", for_good=True)
+        with pytest.raises(MeasurementError, match=f"timer/node0/{LABEL}/0: it is being drained"):
+            runner.measure(job, configs)
+
+
+# -- devices that cannot be trusted ------------------------------------------------------------------------------------
+
+
+def test_a_device_that_is_slower_than_its_fellows_is_set_aside(job: TaskJob, configs: list[Config]) -> None:
+    workers = pool(lambda: TestTimer("node0"), lambda: TestTimer("node1", reference=1.6e-5))
+    with Driver(workers) as runner:
+        for config in configs:
+            runner.measure(job, [config])
+        while "timer/node1" not in str(workers.aside):
+            runner.measure(job, configs)
+    assert workers.aside == {
+        f"timer/node1/{LABEL}/0": "its reference kernel takes 1.60x the time of its fellows'"
+    }
+
+
+def test_a_device_that_calls_right_candidates_wrong_is_set_aside(job: TaskJob, configs: list[Config]) -> None:
+    workers = pool(lambda: TestTimer("node0", failure="wrong"), lambda: TestTimer("node1"))
+    with Driver(workers) as runner:
+        assert seconds(runner, job, configs) == expected(job, configs)
+    assert workers.aside == {
+        f"timer/node0/{LABEL}/0": "it failed a candidate that is right on timer/node1/cpu:test/0"
+    }
+
+
+# -- what counts -------------------------------------------------------------------------------------------------------
+
+
+def test_a_driver_that_is_started_again_has_the_answers(job: TaskJob, configs: list[Config]) -> None:
+    workers = pool(lambda: TestTimer("node0"))
+    with Driver(workers) as runner:
+        first = runner.measure(job, configs)  # and is killed before it acknowledges
+    timer = workers.handles[f"timer/node0/{LABEL}/0"].actor
+    assert len(timer.measured) == len(configs)
+    with Driver(workers) as runner:
+        assert runner.measure(job, configs) == first
+        assert len(timer.measured) == len(configs)  # nothing was measured again
+        runner.acknowledge(first)
+    deadline = time.monotonic() + 10
+    while timer._answers and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not timer._answers
+
+
+def test_seeds_of_validation_inputs() -> None:
+    assert seed_of("a" * 64, "me@here") == seed_of("a" * 64, "me@here")
+    assert (
+        len({seed_of("a" * 64, "me@here"), seed_of("a" * 64, "you@here"), seed_of("b" * 64, "me@here")}) == 3
+    )
+
+
+def test_budgets_of_device_time(job: TaskJob, configs: list[Config]) -> None:
+    """Each trial uses half a second of the device."""
+    with Driver(pool(lambda: TestTimer("node0")), budget=1.0) as runner:
+        runner.measure(job, configs[:1])
+        assert not runner.spent
+        runner.measure(job, configs[1:2])
+        assert runner.spent
+        assert runner.measure(job, configs[2:], deadline=time.monotonic() + 60) == []

@@ -1,0 +1,158 @@
+"""A pool without Ray: its actors are objects of this process, which answer in threads.
+
+The driver, the messages, seals, turns and refusals are the real ones. What a child process would do is replaced: a
+build gives code without contents, and a trial a time that follows from its config.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from typing import Any
+
+import msgspec
+
+from tilewright.measure.building import Made
+from tilewright.measure.failed import Failed
+from tilewright.measure.pool.actors import Builder, Timer
+from tilewright.measure.pool.turns import Stopwatch
+from tilewright.measure.pool.wire import TrialAnswer, TrialRequest
+from tilewright.measure.pool.workers import Worker, Workers
+from tilewright.measure.runner import Measurement
+
+LABEL = "cpu:test"
+
+
+class Ended(RuntimeError):
+    """The actor was ended before it answered."""
+
+
+class _Child:
+    """Stands for the process that builds."""
+
+    greeted = True
+
+    def __init__(self, reply: Made | Failed) -> None:
+        self._reply = reply
+
+    def send(self, message: bytes) -> None:
+        pass
+
+    def receive(self, seconds: float) -> bytes:
+        return msgspec.msgpack.encode(self._reply)
+
+
+class TestBuilder(Builder):
+    """`reply`: of the process that builds."""
+
+    __test__ = False
+
+    def __init__(self, node: str, reply: Made | Failed) -> None:
+        super().__init__(node)
+        self._child = _Child(reply)  # type: ignore[assignment]
+
+
+class TestTimer(Timer):
+    """`trouble`: is called with each request, and may take its time or raise. `reference`: seconds of the reference
+    kernel."""
+
+    __test__ = False
+
+    def __init__(
+        self,
+        node: str,
+        trouble: Callable[[TrialRequest, Stopwatch], None] = lambda request, watch: None,
+        reference: float = 1e-5,
+        failure: str = "",
+    ) -> None:
+        super().__init__(node, LABEL, None, "pseudo")
+        self._trouble, self._reference, self._failure = trouble, reference, failure
+        self.measured: list[str] = []
+
+    def _measured(self, request: TrialRequest, code: bytes, data: bytes, watch: Stopwatch) -> TrialAnswer:
+        self._trouble(request, watch)
+        self.measured.append(request.trial)
+        config = request.candidate.config
+        found = Measurement(config, (seconds_of(request.trial),), 0.0, self._failure)
+        return TrialAnswer(request.trial, found, self._reference, 0.5)
+
+
+def seconds_of(trial: str) -> float:
+    return 1e-4 * (1 + int(trial[:6], 16) / 2**24)
+
+
+class _Method:
+    def __init__(self, handle: Handle, name: str, count: int = 1) -> None:
+        self._handle, self._name, self._count = handle, name, count
+
+    def options(self, num_returns: int) -> _Method:
+        return _Method(self._handle, self._name, num_returns)
+
+    def remote(self, *arguments: Any) -> Any:
+        return self._handle.call(self._name, arguments, self._count)
+
+
+class Handle:
+    """An actor as its driver sees it. `make`: starts it, and again after each end."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make, self.actor, self.starts = make, make(), 1
+        self._expected: set[Future[Any]] = set()
+
+    def __getattr__(self, name: str) -> _Method:
+        return _Method(self, name)
+
+    def call(self, name: str, arguments: tuple[Any, ...], count: int) -> Any:
+        futures: list[Future[Any]] = [Future() for _ in range(count)]
+        self._expected.update(futures)
+        method = getattr(self.actor, name)
+
+        def work() -> None:
+            try:
+                result = method(*(a.result() if isinstance(a, Future) else a for a in arguments))
+                results = result if count > 1 else (result,)
+            except BaseException as error:
+                results = (error,) * count
+            for future, one in zip(futures, results, strict=True):
+                if not future.done():
+                    future.set_result(one)
+
+        threading.Thread(target=work, daemon=True).start()
+        return futures[0] if count == 1 else tuple(futures)
+
+    def restart(self) -> None:
+        for future in self._expected:
+            if not future.done():
+                future.set_result(Ended("it was ended"))
+        self.actor, self.starts = self._make(), self.starts + 1
+
+
+class ThreadWorkers(Workers):
+    """`actors`: by name, how each starts."""
+
+    def __init__(self, actors: dict[str, Callable[[], Any]]) -> None:
+        super().__init__()
+        self.handles = {name: Handle(make) for name, make in actors.items()}
+
+    def _named(self) -> set[str]:
+        return set(self.handles)
+
+    def _handle(self, name: str) -> Handle:
+        return self.handles[name]
+
+    def restart(self, worker: Worker) -> None:
+        self.handles[worker.name].restart()
+
+    def wait(self, references: list[Any], seconds: float) -> list[Any]:
+        return list(wait_for(references, seconds, "FIRST_COMPLETED").done) if references else []
+
+    def come(self, references: list[Any], seconds: float) -> list[Any]:
+        return list(wait_for(references, seconds).done) if references else []
+
+    def stored(self, data: bytes) -> Any:
+        return data
+
+    def answer(self, reference: Any) -> Any:
+        return reference.result()

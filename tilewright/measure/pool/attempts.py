@@ -1,0 +1,141 @@
+"""Pieces of a driver's work, given to workers; and which of them hang.
+
+A request's time counts only while its worker works on it: not while it waits for its turn, for a process to start, or
+for builds of its node to end. The worker knows that time, so the driver asks it about a request that has been away for
+longer than the request may take:
+
+    in progress for less         it has what is left of its time
+    in progress for longer       it hangs
+    not known there              the request or its answer was lost
+    no reply                     the worker hangs, or cannot be reached
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from tilewright.measure.pool.wire import InProgress
+from tilewright.measure.pool.workers import Worker
+
+REPLY_SECONDS = (
+    60.0  # for a worker to say what it works on: it does so beside its work, but may be on a busy machine
+)
+_AGAIN_SECONDS = 1.0  # at least, between two questions to a worker
+_LONGEST_SECONDS = 3600.0  # that a request may wait
+
+
+@dataclass
+class Work:
+    """One build, trial or race. `name`: what the worker calls the request. `lost`: workers that it was given to in
+    vain."""
+
+    key: Any
+    name: str
+    begin: Callable[[Worker], Any]  # -> a Ray reference to the answer
+    done: Callable[[Worker, Any], str]  # takes the answer; "" or what is wrong with the worker
+    timers: str | None  # the machine whose timers can do it; None: any builder
+    seconds: float  # that a worker may work on it
+    lost: list[str] = field(default_factory=list)
+    failed_on: Worker | None = (
+        None  # the device that calls the candidate wrong, until another has said so too
+    )
+
+
+@dataclass
+class Attempt:
+    """`previous`: what the worker was given before, and does first. `look`: when its worker is asked about it."""
+
+    work: Work
+    worker: Worker
+    given: float
+    look: float
+    previous: Attempt | None = None
+    is_answered: bool = False
+    has_ended: bool = False
+    is_unknown: bool = False  # the worker did not know the request when it was asked last
+
+    @property
+    def was_waiting(self) -> bool:
+        """Whether the worker had not come to it."""
+        return self.previous is not None and not self.previous.is_answered
+
+
+@dataclass(frozen=True)
+class _Question:
+    worker: Worker
+    deadline: float
+
+
+class Asked(Protocol):
+    """What is needed of `Workers`."""
+
+    def answer(self, reference: Any) -> Any: ...
+
+
+class Overdue:
+    """Attempts that take longer than they may."""
+
+    def __init__(self, workers: Asked, reply: float = REPLY_SECONDS) -> None:
+        self._workers, self._reply = workers, reply
+        self._questions: dict[Any, _Question] = {}
+
+    @property
+    def references(self) -> list[Any]:
+        """Of replies that are expected."""
+        return list(self._questions)
+
+    def check(self, running: Mapping[Any, Attempt], ready: set[Any]) -> Iterator[tuple[Any, TimeoutError]]:
+        """Attempts that hang. `ready`: references, of answers and of `references`, that have come."""
+        now = time.monotonic()
+        for reference in [each for each in self._questions if each in ready]:
+            question = self._questions.pop(reference)
+            known = self._known(reference)
+            for each, attempt in self._late(running, question.worker, now):
+                if each not in ready and (reason := self._reason(attempt, known, now)):
+                    yield each, TimeoutError(reason)
+        for reference, question in list(self._questions.items()):
+            if now > question.deadline:
+                del self._questions[reference]
+                for each, _ in self._late(running, question.worker, now):
+                    yield each, TimeoutError(f"no reply within {self._reply:.0f} s")
+        asked = {question.worker.name for question in self._questions.values()}
+        for worker in {a.worker.name: a.worker for a in running.values() if now > a.look}.values():
+            if worker.name not in asked:
+                self._questions[worker.ask("in_progress")] = _Question(worker, now + self._reply)
+
+    @staticmethod
+    def _late(running: Mapping[Any, Attempt], worker: Worker, now: float) -> list[tuple[Any, Attempt]]:
+        return [(ref, a) for ref, a in running.items() if a.worker.name == worker.name and now > a.look]
+
+    def _known(self, reference: Any) -> dict[str, float] | None:
+        """Seconds by request; None where there is no reply: the requests have the same exception."""
+        answer = self._workers.answer(reference)
+        if isinstance(answer, BaseException):
+            return None
+        try:
+            return msgspec.msgpack.decode(answer, type=InProgress).seconds
+        except (msgspec.MsgspecError, TypeError):
+            return {}
+
+    @staticmethod
+    def _reason(attempt: Attempt, known: Mapping[str, float] | None, now: float) -> str:
+        """Why it is given up; "": it is not, and looked at later."""
+        work = attempt.work
+        if known is None:
+            attempt.look = now + _AGAIN_SECONDS
+            return ""
+        if now - attempt.given > max(_LONGEST_SECONDS, work.seconds):
+            return f"no answer within {now - attempt.given:.0f} s"
+        if work.name in known:
+            left = work.seconds - known[work.name]
+            attempt.look, attempt.is_unknown = now + max(left, _AGAIN_SECONDS), False
+            return "" if left > 0 else f"no answer within {work.seconds:.0f} s of its work"
+        if attempt.is_unknown:
+            return "it does not have the request any more, and no answer came"
+        attempt.look, attempt.is_unknown = now + _AGAIN_SECONDS, True  # the answer may be on its way
+        return ""

@@ -62,7 +62,9 @@ def test_a_padded_norm_is_two_kernels_on_a_cpu() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.norm = nn.LayerNorm(4)
-            self.up = nn.ConvTranspose2d(4, 16, 3, stride=2, padding=1, output_padding=1, groups=4, bias=False)
+            self.up = nn.ConvTranspose2d(
+                4, 16, 3, stride=2, padding=1, output_padding=1, groups=4, bias=False
+            )
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.up(self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2))

@@ -23,8 +23,10 @@ from tilewright.loops.ir import (
     If,
     Invoke,
     Kind,
+    Pop,
     Prefetch,
     Program,
+    Push,
     Scope,
     Slide,
     Stmt,
@@ -111,7 +113,7 @@ def _statements(
             yield from _statements(branch, path, executions / len(branches), line, threads)
     elif isinstance(stmt, Copy | Commit | Await | Warp) and not threads:
         raise InternalError("a program for threads of a GPU, counted as one for a processor")
-    elif isinstance(stmt, Commit | Await):
+    elif isinstance(stmt, Commit | Await | Push | Pop):
         return
     elif isinstance(stmt, Warp):  # all threads issue it together
         inside = (*path, EnclosingLoop(stmt.thread, Kind.THREAD))

@@ -25,7 +25,8 @@ from tilewright.graph.ir import Graph, Node, TensorType, input_node
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.hw import host
-from tilewright.measure.runner import Runner, typical
+from tilewright.measure.measurement import typical
+from tilewright.measure.runner import Runner
 from tilewright.measure.trial import TaskJob
 from tilewright.space.candidates import Candidates
 from tilewright.space.template import Work

@@ -33,7 +33,7 @@ from tilewright.cost.tiles import TileCounts
 from tilewright.hw import Machine
 from tilewright.hw.machine import from_text, to_text
 from tilewright.measure.jobs import Job
-from tilewright.measure.runner import Measurement
+from tilewright.measure.measurement import Measurement
 from tilewright.space.space import Config
 from tilewright.space.terms import Counted
 from tilewright.support.trace import Trace

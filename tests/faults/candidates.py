@@ -34,7 +34,8 @@ from tilewright.loops.interpret import interpret_program
 from tilewright.loops.ir import Program
 from tilewright.loops.verify import verify_program
 from tilewright.measure.building import Made
-from tilewright.measure.runner import Measurement, Runner
+from tilewright.measure.measurement import Measurement
+from tilewright.measure.runner import Runner
 from tilewright.measure.single import SingleKernel
 from tilewright.measure.trial import TaskJob
 from tilewright.measure.validation import CheckCase, WrongResult, make_validation

@@ -25,8 +25,9 @@ from tilewright.hw import host
 from tilewright.measure import cpu_timer, timing
 from tilewright.measure.building import Made
 from tilewright.measure.failed import Failed
+from tilewright.measure.measurement import Measurement, typical
 from tilewright.measure.reference_kernel import DriftMonitor
-from tilewright.measure.runner import Measurement, Runner, typical
+from tilewright.measure.runner import Runner
 from tilewright.measure.timing import Timed, interval_width
 from tilewright.measure.trial import TaskJob
 from tilewright.space.candidates import Candidates

@@ -14,7 +14,7 @@ import tilewright
 import tilewright.tile as tl
 from tilewright.db.database import Database
 from tilewright.errors import AutotuneError, LockError, OptionError, ReferenceMismatchError
-from tilewright.measure.runner import Measurement
+from tilewright.measure.measurement import Measurement
 from tilewright.measure.shared_runner import end_idle_runners
 from tilewright.support.trace import Trace
 from tilewright.tune.autotune import Autotuned

@@ -25,7 +25,8 @@ from tilewright.errors import DatabaseVersionError, DatabaseWarning, LockError, 
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.hw import host
-from tilewright.measure.runner import Measurement, Runner
+from tilewright.measure.measurement import Measurement
+from tilewright.measure.runner import Runner
 from tilewright.measure.trial import TaskJob
 from tilewright.space.candidates import Candidates
 from tilewright.space.catalog import catalog

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import statistics
 import tempfile
 import time
 from collections import OrderedDict, deque
@@ -36,6 +35,7 @@ from tilewright.measure.failed import Failed
 from tilewright.measure.jobs import Job, build_request, described_failure, load_request, validation_request
 from tilewright.measure.kernel_job import BuiltKernel, Expected
 from tilewright.measure.kernel_timer import LoadKernel
+from tilewright.measure.measurement import Measurement
 from tilewright.measure.shared_checks import SharedValidation
 from tilewright.measure.single import Built
 from tilewright.measure.timing import (
@@ -53,7 +53,6 @@ from tilewright.measure.timing import (
     Timed,
     TimingReply,
 )
-from tilewright.space.outcome import Outcome
 from tilewright.space.registration import registering_modules
 from tilewright.space.space import Config
 from tilewright.support.process import TICK, Child, Dead, wait
@@ -73,30 +72,6 @@ _KEPT_BUILDS, _KEPT_VALIDATIONS = 128, 16
 _MIN_MEMORY = 2 << 30
 _DEVICE_MEMORY = 1 << 46  # bytes of address space, much of which a GPU driver takes
 _AHEAD = 6
-
-
-class Measurement(msgspec.Struct, frozen=True):
-    """One trial: its call times and its error against the oracle, or a failure and its message."""
-
-    config: Config
-    times: tuple[float, ...] = ()
-    error: float | None = None
-    failure: str = ""
-    message: str = ""
-    build_seconds: float = 0.0
-
-    @property
-    def seconds(self) -> float | None:
-        return typical(self.times) if self.times else None
-
-    @property
-    def outcome(self) -> Outcome:
-        return Outcome(self.config, self.seconds, self.failure)
-
-
-def typical(times: Sequence[float]) -> float:
-    """The time of a call, from several; timing continues until it is known."""
-    return statistics.median(times)
 
 
 @dataclass(frozen=True)

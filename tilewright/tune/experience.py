@@ -8,7 +8,7 @@ from tilewright.cost.boosted import Experience
 from tilewright.db.database import Database
 from tilewright.db.record import Key, Record
 from tilewright.db.versions import sources
-from tilewright.measure.runner import Measurement
+from tilewright.measure.measurement import Measurement
 from tilewright.space.candidates import Configs
 from tilewright.space.outcome import Outcome
 from tilewright.tune.tunable import Tunable

@@ -9,7 +9,7 @@ from functools import cached_property
 from tilewright.cost.model import CostModel
 from tilewright.db.record import Record
 from tilewright.db.versions import sources
-from tilewright.measure.runner import Measurement
+from tilewright.measure.measurement import Measurement
 from tilewright.search import Searcher, search_named
 from tilewright.space.outcome import Outcome
 from tilewright.space.space import Config

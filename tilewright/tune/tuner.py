@@ -27,7 +27,8 @@ import msgspec
 from tilewright.db.database import Database
 from tilewright.db.record import Decision
 from tilewright.measure.jobs import Job
-from tilewright.measure.runner import Measurement, Runner
+from tilewright.measure.measurement import Measurement
+from tilewright.measure.runner import Runner
 from tilewright.runtime.plan import Origin
 from tilewright.space.space import Config
 from tilewright.support.fingerprint import fingerprint

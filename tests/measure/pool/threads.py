@@ -16,11 +16,11 @@ import msgspec
 
 from tilewright.measure.building import Made
 from tilewright.measure.failed import Failed
+from tilewright.measure.measurement import Measurement
 from tilewright.measure.pool.actors import Builder, Timer
 from tilewright.measure.pool.turns import Stopwatch
 from tilewright.measure.pool.wire import TrialAnswer, TrialRequest
 from tilewright.measure.pool.workers import Worker, Workers
-from tilewright.measure.runner import Measurement
 
 LABEL = "cpu:test"
 

@@ -23,7 +23,8 @@ from tilewright.graph.task import Task
 from tilewright.hw import host
 from tilewright.hw.intrinsics import ExternalSymbol, register_intrinsic, unregister_intrinsic
 from tilewright.loops.ir import Invoke, walk_stmts
-from tilewright.measure.runner import Measurement, Runner
+from tilewright.measure.measurement import Measurement
+from tilewright.measure.runner import Runner
 from tilewright.measure.trial import TaskJob
 from tilewright.space.candidates import Candidates
 from tilewright.space.template import Applied, Work

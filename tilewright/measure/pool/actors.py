@@ -30,6 +30,7 @@ from tilewright.measure.failed import Failed
 from tilewright.measure.jobs import Job
 from tilewright.measure.kernel_build import BuildKernel
 from tilewright.measure.kernel_job import DataFile, Grid3, KernelJob
+from tilewright.measure.measurement import Measurement
 from tilewright.measure.pool.turns import FairTurns, NodeGate, Requests, Stopwatch, starting
 from tilewright.measure.pool.wire import (
     BuildAnswer,
@@ -46,7 +47,7 @@ from tilewright.measure.pool.wire import (
     seal,
     seal_key,
 )
-from tilewright.measure.runner import BUILDING, ONE_THREAD, TIMING, Measurement, Runner
+from tilewright.measure.runner import BUILDING, ONE_THREAD, TIMING, Runner
 from tilewright.space.space import Config
 from tilewright.support.confinement import can_remove_network
 from tilewright.support.process import Child, Dead

@@ -27,6 +27,7 @@ from tilewright.measure.failed import Failed
 from tilewright.measure.jobs import Job, build_request
 from tilewright.measure.kernel_build import BuildKernel
 from tilewright.measure.kernel_job import KernelJob
+from tilewright.measure.measurement import Measurement
 from tilewright.measure.pool.attempts import REPLY_SECONDS, Attempt, Overdue, Work
 from tilewright.measure.pool.wire import (
     BuildAnswer,
@@ -42,7 +43,6 @@ from tilewright.measure.pool.wire import (
     request_name,
 )
 from tilewright.measure.pool.workers import Worker, Workers
-from tilewright.measure.runner import Measurement
 from tilewright.space.registration import registering_modules
 from tilewright.space.space import Config
 

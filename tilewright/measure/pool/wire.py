@@ -14,7 +14,7 @@ import msgspec
 
 from tilewright.measure.jobs import Job
 from tilewright.measure.kernel_job import Grid3, KernelSpec
-from tilewright.measure.runner import Measurement
+from tilewright.measure.measurement import Measurement
 from tilewright.measure.trial import TaskJob
 from tilewright.space.space import Config
 

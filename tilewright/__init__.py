@@ -103,6 +103,7 @@ if TYPE_CHECKING:
 __version__ = VERSION
 
 __all__ = [
+    "AcceleratorMatchError",
     "ArtifactError",
     "ArtifactMachineError",
     "ArtifactVersionError",

@@ -234,7 +234,7 @@ def test_an_exported_program(tmp_path: Path) -> None:
     ("arguments", "code", "complaint"),
     [
         (("compile", "elephant"), 1, "zoo"),
-        (("compile", "absent.pt2"), 1, "no file"),
+        (("compile", "absent.pt2"), 1, "does not exist"),
         (("explain", "absent.tw"), 1, "absent.tw"),
         (("compile", "resnet18", "--small", "--numerics", "sloppy"), 1, "numerics"),
         (("compile",), 2, "Missing argument"),

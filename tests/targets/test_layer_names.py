@@ -144,6 +144,7 @@ def test_tuning_tells_of_layers(tmp_path: Path) -> None:
         (torch.randn(2, 16),),
         effort="quick",
         budget=0.5,
+        partition="greedy",  # no chain
         db=tmp_path / "tuning.sqlite",
         trace=Trace(listener=progress),
     )

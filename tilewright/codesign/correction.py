@@ -26,7 +26,7 @@ from tilewright.errors import HardwareRangeError, MeasuredDataError
 
 LENGTH, NOISE = 4.0, 0.3  # chosen on the random mappings, by leaving whole layers out
 TARGET = "gemmini_cycle"
-_LEAST_ROWS = 10
+_MIN_ROWS = 10
 _SPREAD = 0.05  # below which a feature's spread counts as this
 
 
@@ -80,9 +80,9 @@ class Correction:
         and what is left over to those that a search found. `fitted`: constants that are known already. Raises
         MeasuredDataError if the rows have several arrays, or are too few."""
         dims = set(found.hardware.dim.tolist())
-        if len(dims) != 1 or len(found) < _LEAST_ROWS:
+        if len(dims) != 1 or len(found) < _MIN_ROWS:
             raise MeasuredDataError(
-                f"a correction is trained on {_LEAST_ROWS} or more rows of one array, got {len(found)} of {len(dims)}"
+                f"a correction is trained on {_MIN_ROWS} or more rows of one array, got {len(found)} of {len(dims)}"
                 " arrays"
             )
         counted = found if random is None else random

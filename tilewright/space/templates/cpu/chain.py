@@ -195,6 +195,7 @@ class AppliedRowBlockChain:
         self.work, self.chain, self.machine = work, chain, work.machine
         self.room = min(SCRATCH_LIMIT, self.machine.caches.l2_per_core) * 7 // 8
         self._stages: dict[int, tuple[AppliedContraction, ...]] = {}
+        self._legal_stages: dict[tuple[int, int, str, int, int], bool] = {}
 
     @cached_property
     def block_sizes(self) -> tuple[int, ...]:
@@ -213,7 +214,16 @@ class AppliedRowBlockChain:
         for number, stage in enumerate(self.stages_for(self.block_sizes[0])):
             cuts = next(knob.choices for knob in stage.space.knobs if knob.name == "k_block")
             wide = -(-stage.gemm.vector.extent // stage.lanes)
-            tiles = [tile for tile in _TILES if int(tile.split("x")[1]) <= wide]
+            tiles = [
+                tile
+                for tile in _TILES
+                if int(tile.split("x")[1]) <= wide
+                and any(
+                    self._is_stage_legal(size, number, tile, int(cut), 0)
+                    for size in self.block_sizes
+                    for cut in cuts
+                )
+            ]
             knobs += [
                 Knob(f"tile{number}", tuple(tiles), ordered=False),
                 Knob(f"k_block{number}", cuts),
@@ -234,11 +244,21 @@ class AppliedRowBlockChain:
         size = int(values["block"])
         if self.between_bytes(size) > self.room:
             return False
-        for stage, tile in zip(self.stages_for(size), self._tiles(values), strict=True):
-            rows = stage.gemm.rows[-1].extent if stage.gemm.rows else 1
-            if tile["rows"] > rows or not stage.space.legal(tile):
+        for number in range(len(self.chain.stages)):
+            tile, cut, ahead = (values[f"{knob}{number}"] for knob in ("tile", "k_block", "prefetch"))
+            if not self._is_stage_legal(size, number, str(tile), int(cut), int(ahead)):
                 return False
         return self._scratch(size, values) <= SCRATCH_LIMIT
+
+    def _is_stage_legal(self, size: int, number: int, tile: str, cut: int, ahead: int) -> bool:
+        """Kept, because a search of the space asks for each many times."""
+        key = size, number, tile, cut, ahead
+        if key not in self._legal_stages:
+            stage = self.stages_for(size)[number]
+            values = _stage_values(stage, tile, cut, ahead)
+            rows = stage.gemm.rows[-1].extent if stage.gemm.rows else 1
+            self._legal_stages[key] = int(values["rows"]) <= rows and stage.space.legal(values)
+        return self._legal_stages[key]
 
     def _scratch(self, size: int, values: Mapping[str, Value]) -> int:
         held = self.between_bytes(size)
@@ -252,19 +272,8 @@ class AppliedRowBlockChain:
         """The values of the knobs of `contraction` for each stage."""
         found = []
         for number, stage in enumerate(self.stages_for(int(values["block"]))):
-            rows, vectors = map(int, str(values[f"tile{number}"]).split("x"))
-            found.append(
-                {
-                    "rows": rows,
-                    "vectors": vectors,
-                    "unroll": _UNROLL if stage.gemm.length >= _UNROLL else 1,
-                    "block": 0,
-                    "chunks": 1,
-                    "k_block": int(values[f"k_block{number}"]),
-                    "prefetch": int(values[f"prefetch{number}"]),
-                    "stage": stage.must_stage,
-                }
-            )
+            tile, cut, ahead = (values[f"{knob}{number}"] for knob in ("tile", "k_block", "prefetch"))
+            found.append(_stage_values(stage, str(tile), int(cut), int(ahead)))
         return found
 
     def _tilings(self, values: Mapping[str, Value]) -> list[ContractionTiling]:
@@ -379,6 +388,21 @@ class AppliedRowBlockChain:
         packings = tuple(packed[b].packing if b in packed else None for b in chain.params)
         output = chain.stages[-1].formula.output
         return Program("chain", (*params, output), body, str(config), packings)
+
+
+def _stage_values(stage: AppliedContraction, tile: str, cut: int, ahead: int) -> dict[str, int]:
+    """The knobs of `contraction` for one stage."""
+    rows, vectors = map(int, tile.split("x"))
+    return {
+        "rows": rows,
+        "vectors": vectors,
+        "unroll": _UNROLL if stage.gemm.length >= _UNROLL else 1,
+        "block": 0,
+        "chunks": 1,
+        "k_block": cut,
+        "prefetch": ahead,
+        "stage": stage.must_stage,
+    }
 
 
 def _blocked(

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.cost.tables import Table, tables
+from tests.machines import ICE_LAKE
 from tests.space.checked import Inputs
 from tilewright.cost.analytical import VALID, Analytical
 from tilewright.cost.boosted import Boosted, Experience, Validity
@@ -19,7 +20,6 @@ from tilewright.cost.model import Prediction
 from tilewright.cost.smooth import Smooth
 from tilewright.cost.trees import Trees, lightgbm
 from tilewright.graph.op import apply
-from tilewright.hw import host
 from tilewright.space.candidates import Candidates
 from tilewright.space.outcome import Outcome
 from tilewright.space.space import Config
@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def product(m: int, n: int, k: int) -> Candidates:
     x = Inputs()
     return Candidates.of(
-        Work(x.task(apply("matmul", x(m, k), x(k, n, constant=True))), host()), sketches=False
+        Work(x.task(apply("matmul", x(m, k), x(k, n, constant=True))), ICE_LAKE), sketches=False
     )
 
 

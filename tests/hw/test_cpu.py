@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tilewright.hw import Throughput, host
+from tilewright.runtime.host import corrected_name
 
 
 @pytest.mark.parametrize(
@@ -39,3 +40,11 @@ def test_a_processor_that_nobody_knows_is_a_usual_one() -> None:
 )
 def test_what_the_look_ahead_follows(cpu: str, pages: bool) -> None:
     assert replace(host(), cpu=cpu).prefetches_by_page == pages
+
+
+def test_a_model_number_that_a_hypervisor_changed_is_corrected() -> None:
+    """A server core with AMX was called rocketlake, a client core with half its FMAs."""
+    amx = frozenset({"avx512f", "amx-tile"})
+    assert corrected_name("rocketlake", amx) == "sapphirerapids"
+    assert corrected_name("graniterapids", amx) == "graniterapids"
+    assert corrected_name("rocketlake", frozenset({"avx512f"})) == "rocketlake"

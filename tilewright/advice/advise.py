@@ -147,6 +147,7 @@ class _Measure:
 
     def __post_init__(self) -> None:
         self._known: dict[str, float | None] = {}
+        self.failures: dict[str, str] = {}  # by the task's key: why it has no time
 
     def work(self, task: Task) -> Work:
         return Work(task, self.target.machine, self.numerics)
@@ -163,10 +164,15 @@ class _Measure:
         work = self.work(task)
         try:
             config = choose(work).config
-        except TilewrightError:
+        except TilewrightError as error:
+            self.failures[task.key] = error.message
             return None
         found = self.runner.measure(TunableTask(work, self.threads).job, [config], deadline=self.deadline)
-        return found[0].seconds if found else None
+        if not found:
+            raise _OutOfTime
+        if found[0].seconds is None:
+            self.failures[task.key] = f"{found[0].failure or 'not timed'}: {found[0].message}"
+        return found[0].seconds
 
 
 def _advice(
@@ -193,7 +199,7 @@ def _advice(
                 notes.append(f"the budget was spent at {name}; a larger one reaches further: budget='5m'")
                 break
             if row is None:
-                notes.append(f"{name} could not be measured")
+                notes.append(f"{name} could not be measured: {measure.failures[layer.task.key]}")
             else:
                 rows.append(row)
     if not found:

@@ -319,16 +319,18 @@ class _CheckMaker:
             )
         allowed: np.ndarray = np.maximum.reduce(found)
         allowed = allowed + self._of_gelu(inputs, flat) + chain_errors(self.graph, inputs, self.numerics)
-        return allowed + self._of_epilogue(inputs, allowed) if alone else allowed
+        return allowed + self._of_epilogue(inputs, allowed, alone)
 
-    def _of_epilogue(self, inputs: Sequence[np.ndarray], allowed: np.ndarray) -> np.ndarray:
+    def _of_epilogue(self, inputs: Sequence[np.ndarray], allowed: np.ndarray, alone: bool) -> np.ndarray:
         """The error that activations after a sum add: the rounding inside one is small relative to its operand, bias
-        included, but not relative to a small result (a GELU far below zero)."""
+        included, but not relative to a small result (a GELU far below zero). Other operators count only where each
+        element is judged `alone`; otherwise the typical size of the results covers them."""
         before = {node for total in self.sums for node in toposort([total])}
         operands = {
             operand
             for node in self.graph.nodes()
             if node not in before and not self._is_size_blind(node)
+            if alone or op_of(node.op).fusion is Fusion.ELEMENTWISE
             for operand in node.inputs
             if operand.dtype.is_float and not before.isdisjoint(toposort([operand]))
         }

@@ -18,6 +18,9 @@ _AVX2 = _BASELINE | {
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "evex512"}
 _LEVELS = {"avx512": _AVX512, "avx2": _AVX2, "baseline": _BASELINE}
 
+# Intel's cores with AMX, by LLVM's names, the oldest first.
+_WITH_AMX = ("sapphirerapids", "emeraldrapids", "graniterapids", "graniterapids-d", "diamondrapids")
+
 
 @lru_cache(maxsize=1)
 def triple() -> str:
@@ -30,7 +33,13 @@ def triple() -> str:
 def cpu_name() -> str:
     import llvmlite.binding as llvm
 
-    return str(llvm.get_host_cpu_name())
+    return corrected_name(str(llvm.get_host_cpu_name()), _detected())
+
+
+def corrected_name(name: str, features: frozenset[str]) -> str:
+    """LLVM's name of a core, corrected by its features: LLVM goes by the model number, which a hypervisor may change.
+    A server core would then have the throughput of a client core, half its own."""
+    return _WITH_AMX[0] if "amx-tile" in features and name not in _WITH_AMX else name
 
 
 @lru_cache(maxsize=1)

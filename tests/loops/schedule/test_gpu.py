@@ -243,7 +243,10 @@ def test_computing_on_the_way_is_not_asynchronous() -> None:
 
 def test_lanes_of_a_copy_are_contiguous() -> None:
     s = staged().split("a.of.product.i0", 4).reorder("a.of.product.i1", "a.of.product.i0.i")
-    s = s.bind("product.i0", "thread.x")  # a processor stores one by one what a copy cannot
+    # On threads of a GPU: a processor stores one by one what a copy cannot.
+    s = s.split("product.i0", 4).split("out.i0", 4)
+    for stage in ("a.of.product", "product", "out"):
+        s = s.bind(f"{stage}.i0.o", "thread.x")
     refused(lambda: s.vectorise("a.of.product.i0.i").pipeline("a.of.product", 2).program(), "not contiguous")
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from tests.machines import ICE_LAKE
 from tests.rewrites.helpers import array
 from tests.space.checked import Inputs, error, legal_configs, results, stored_for
 from tests.space.spills import spilled_vectors_in_loops
@@ -207,14 +208,13 @@ def test_a_panel_is_copied_where_many_rows_pass_it() -> None:
 @pytest.mark.parametrize("size", [1024, 2048])
 def test_large_products_leave_room_in_the_second_cache(size: int) -> None:
     """Panels that come by displace what is not used often: with three quarters of it full, 5% of the time is lost."""
-    machine = replace(host(), caches=Caches(48 << 10, 1280 << 10, 48 << 20, 1, 2))
     task = matmul_task(size, size, size)
-    applied = applied_to(task, machine)
+    applied = applied_to(task, ICE_LAKE)
     assert isinstance(applied, AppliedContraction)
-    found = descend(applied, Work(task, machine))
+    found = descend(applied, Work(task, ICE_LAKE))
     assert found is not None
     shape = applied.shape_of(dict(found[1].values))
-    assert shape.block * size * 4 <= machine.caches.l2 // 2 and shape.blocks > 1
+    assert shape.block * size * 4 <= ICE_LAKE.caches.l2 // 2 and shape.blocks > 1
 
 
 @given(extent=st.integers(1, 3000), size=st.integers(1, 3000), unit=st.integers(1, 14))

@@ -14,10 +14,15 @@ from tests.fuzz import scaling
 MAX_FRAMES = 500
 
 
+@pytest.fixture(scope="module")
+def imported() -> None:
+    """Imports, and what is built once, may nest as they like."""
+    scaling.compiled_right(scaling.layers(1))
+
+
 @pytest.fixture
-def few_frames() -> Iterator[None]:
+def few_frames(imported: None) -> Iterator[None]:
     before = sys.getrecursionlimit()
-    scaling.compiled_right(scaling.layers(1))  # what is imported or built once may nest as it likes
     sys.setrecursionlimit(len(inspect.stack(0)) + MAX_FRAMES)
     yield
     sys.setrecursionlimit(before)

@@ -13,7 +13,7 @@ from tilewright.errors import InputError, ModelFileError, TargetError, Unsupport
 from tilewright.integrations import onnx_backend
 from tilewright.integrations.onnx_backend import TilewrightBackend
 
-SAMPLE = 150
+SAMPLE = 60
 
 
 def reshaping() -> onnx.ModelProto:

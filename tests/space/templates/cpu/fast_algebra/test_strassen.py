@@ -31,7 +31,7 @@ from tilewright.te.index import simplify
 from tilewright.tune.choose import choose, descend
 
 QUICK = settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
+    max_examples=4, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
 )
 BOUND = 1e-5
 _PER_LINE = 16  # elements of a cache line

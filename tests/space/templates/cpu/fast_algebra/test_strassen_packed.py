@@ -26,7 +26,7 @@ from tilewright.space.templates.cpu.fast_algebra.strassen_packed import AppliedS
 from tilewright.tune.choose import choose, descend
 
 QUICK = settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
+    max_examples=4, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
 )
 BOUND = 1e-5
 

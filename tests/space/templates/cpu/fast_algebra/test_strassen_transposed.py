@@ -24,7 +24,7 @@ from tilewright.space.templates.cpu.fast_algebra.strassen_transposed import (
 from tilewright.tune.choose import choose, descend
 
 QUICK = settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
+    max_examples=4, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
 )
 BOUND = 1e-5
 LANES = host().lanes(DType.F32)

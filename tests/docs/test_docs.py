@@ -83,6 +83,10 @@ def test_the_map_is_read_in_ten_minutes() -> None:
     assert len((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")) <= 12_000
 
 
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8")) <= 10_000
+
+
 def test_the_index_lists_every_page() -> None:
     index = ROOT / "docs" / "README.md"
     linked = {(index.parent / link).resolve() for link in re.findall(r"\]\(([^)#:]+)", prose(index))}

@@ -289,7 +289,7 @@ def main() -> int:
     names = [name for name in wanted.split(",") if name]
     unknown = [name for name in names if name not in TASKS]
     if unknown:
-        parser.error(f"no task is called {', '.join(unknown)}; there are {', '.join(TASKS)}")
+        parser.error(f"unknown task {', '.join(unknown)}; use one of {', '.join(TASKS)}")
     tables = [Table.open(name, options.tables, options.points) for name in names]
     builds = Builds(options.builds)
     if options.stage == "build":

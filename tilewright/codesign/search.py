@@ -224,7 +224,7 @@ class _Search:
         return self._tried[key]
 
     def _neighbours(self, design: Design, stride: float, limits: Limits) -> Iterator[GemminiMachine]:
-        """First by what the programs say: memories that they use in full may be too small."""
+        """Neighbouring machines. Start with memories that the mappings fill: they may be too small."""
         machine = design.machine
         need = needs(self.evaluator.network.nests, design.mappings)
         used = (

@@ -75,7 +75,7 @@ def compile_for_devices(
     if not limits:
         raise OptionError("no device is named", remedy="name one or more labels: `tilewright pool ls`")
     if effort == "none":
-        raise OptionError('effort="none" measures nothing and needs no pool; say effort="quick" or "full"')
+        raise OptionError('effort="none" measures nothing and needs no pool; use effort="quick" or "full"')
     seconds = {
         label: None if limit is None else parse_duration(limit, f"the budget of {label}")
         for label, limit in limits.items()

@@ -319,7 +319,7 @@ class Runner:
         self, job: Job, configs: Sequence[Config], deadline: float | None = None
     ) -> list[Made | Failed]:
         """The object code of every config. Raises OutOfTime if the deadline passes before all are built."""
-        self._start_timer()  # it takes a moment, and nobody waits for it yet
+        self._start_timer()  # it takes a moment; nothing waits for it yet
         if not self._has_validation(job):
             self._queue.append(self._validation_order(job))
         self._order_builds(job, configs)

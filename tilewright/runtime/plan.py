@@ -208,7 +208,7 @@ class FusionReport(msgspec.Struct, frozen=True):
         if self.partition == "greedy":
             return f"{self.groups} groups" + (f", {self.note}" if self.note else " by greedy fusion")
         if not self.considered and not self.note:
-            return f"{self.groups} groups, as greedy fusion makes them: no other group has a kernel"
+            return f"{self.groups} groups, the same as greedy fusion; no other grouping has a kernel"
         gain = max(0.0, 1.0 - self.seconds / self.greedy_seconds) if self.greedy_seconds else 0.0
         text = (
             f"{self.groups} groups by dynamic programming, {self.greedy_groups} by greedy fusion; {self.changed}"
@@ -306,7 +306,7 @@ def _check_packings(info: TaskInfo) -> None:
         except (ArithmeticError, LookupError, ValueError):
             sound = False
         if not sound:
-            _fail(f"a constant of {info.label!r} is stored in an order that is not possible")
+            _fail(f"invalid constant order in {info.label!r}")
 
 
 def _check_step(plan: Plan, number: int, step: Step, sizes: dict[str, list[int]]) -> None:

@@ -35,7 +35,7 @@ def subtasks_of(chain: Chain) -> list[SubTask]:
 
 
 def stages_of(work: Work[Any]) -> tuple[Stage, ...] | Refused:
-    """The stages of a chain with a formula each; Refused if the task is no chain, or a stage has no formula."""
+    """The stages of a chain with a formula each; Refused if the task is not a chain, or a stage has no formula."""
     chain = chain_of(work.task)
     if isinstance(chain, Refused):
         return chain

@@ -2,9 +2,9 @@
 
 An iteration of the parallel loop is a block, one of a thread loop a thread; register buffers are arrays that the
 compiler keeps in registers, since unrolled loops are marked so; scratch memory is shared memory, with a barrier before
-each thread loop that touches it, unless all that is there was copied and awaited. A vector loop accesses memory in
-packs where a vector begins at a multiple of its length, and computes lane by lane. What a store to registers that is
-`streamed` reads is asked for where it stands: the compiler would rather read it where it is needed.
+each thread loop that touches it, unless all of its data was copied and awaited. A vector loop accesses memory in
+packs where a vector begins at a multiple of its length, and computes lane by lane. Loads of a
+`streamed` store are issued where they stand, because the compiler would sink them.
 """
 
 from __future__ import annotations
@@ -301,7 +301,7 @@ class _Emitter:
         return self.value(condition)
 
     def commit(self) -> None:
-        """What no asynchronous copy moves, since it is so little, was asked for and is stored now."""
+        """Store the values that were loaded early instead of copied asynchronously."""
         if self.in_flight:
             with self.braces(""):
                 self.line(self.thread)

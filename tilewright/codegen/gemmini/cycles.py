@@ -220,7 +220,7 @@ class _Simulation:
         self.issued = -1
         self.started = [-1, -1]
         self.free = -1
-        # The bus: the next cycle that nobody has, whose turn it is, and the operations of the load and the store unit.
+        # The bus: its next free cycle, whose turn it is, and the operations of the load and the store unit.
         self.bus = 0
         self.store_first = False
         self.current: list[_Op | None] = [None, None]

@@ -216,7 +216,7 @@ def _loop(buffer: Buffer, path: Path, stmt: Stmt) -> tuple[For, tuple[For, ...]]
 
 
 def _check_independent(buffer: Buffer, loop: For, path: Path, stmt: Stmt) -> None:
-    """What fills the buffer is the same whenever it runs: it reads nothing that the loop writes."""
+    """Check that filling the buffer gives the same data whenever it runs: it reads nothing that the loop writes."""
     changing = {at[0] for _, each in leaf_statements(loop.body) if (at := written(each)) is not None}
     start = next(number for number, each in enumerate(path) if each is loop)
     branches = [each for each in path[start + 1 :] if isinstance(each, If)]
@@ -226,7 +226,7 @@ def _check_independent(buffer: Buffer, loop: For, path: Path, stmt: Stmt) -> Non
     for source in sorted(reads & changing, key=lambda source: source.name):
         raise _refused(
             buffer,
-            f"what is loaded depends on {source.name}, which loop {loop.var.name} writes: on the iteration before",
+            f"its data depend on {source.name}, which loop {loop.var.name} wrote in the previous iteration",
         )
 
 

@@ -160,7 +160,7 @@ class PoolRunner:
         self._dispatch()
 
     def build(self, job: Job, configs: Sequence[Config]) -> None:
-        """Wait until these are built, or nobody could build them."""
+        """Wait until these are built, or every builder has failed."""
         self.prepare(job, configs)
         self._work_off(lambda: not any((job, config) in self._ordered for config in configs), _ignore, None)
 

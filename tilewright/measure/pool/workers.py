@@ -192,8 +192,8 @@ class Workers:
         ]
 
     def choose(self, label: str | None) -> str:
-        """Use timers of this device alone: its description. Raises PoolError if nobody has it. Of machines of one label
-        that differ, the most frequent kind is taken; `label#variant` names one."""
+        """Use timers of this device alone: its description. Raises PoolError if no machine has it. Of machines of one
+        label that differ, the most frequent kind is taken; `label#variant` names one."""
         self._label = ""
         wanted, _, variant = (label or "").partition("#")
         able = [

@@ -59,7 +59,7 @@ def is_accelerated(code: bytes) -> bool:
 
 
 class AcceleratorKernel:
-    """Raise CodegenError if the code is none, or its regions do not lie in its DRAM."""
+    """Raise CodegenError if the code is invalid, or its regions do not lie in its DRAM."""
 
     def __init__(self, code: bytes, symbol: str) -> None:
         self.symbol = symbol

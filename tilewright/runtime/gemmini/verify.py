@@ -175,7 +175,7 @@ class _Verification:
             return
         pooled, address = pools[of], found["local"]
         narrow = (address & ACCUMULATOR != 0) & (address & FULL == 0)
-        self._refuse(at, pooled & ~narrow, "pooling is of 8-bit results of the accumulator")
+        self._refuse(at, pooled & ~narrow, "pooling requires 8-bit results of the accumulator")
         self._positive(at, found, "rows", pooled)
         cols = found["cols"]
         self._refuse(

@@ -109,12 +109,12 @@ class Table:
 
 
 def decode(found: np.ndarray) -> list[Instruction]:
-    """The program of these words; raises InstructionError if one is not an instruction's."""
+    """The program of these words; raises InstructionError if one is invalid."""
     return Table(found).instructions()
 
 
 def _mask(opcode: Opcode) -> tuple[list[int], list[int]]:
-    """The bits of the fields, and the value of all others."""
+    """Bit masks of the opcode's fields, and the fixed value of every other bit."""
     masks, others = [0, 0, 0], [_FIRST[opcode.name], opcode.kind or 0, 0]
     for field in opcode.fields:
         masks[field.word] |= ((1 << field.bits) - 1) << field.low

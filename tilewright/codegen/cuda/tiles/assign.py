@@ -1,4 +1,4 @@
-"""Which layout each tile of a program has where it is computed: its home.
+"""Assigns each tile of a program its home: the layout in which it is computed.
 
 Loads and stores want coalesced accesses, a dot wants the layout of its instruction, a scan its axis in few threads.
 What is in between follows: an elementwise operation computes in the layout of an operand, a dot's before a load's.
@@ -237,7 +237,9 @@ class Homes:
         converted = {value: same}
         waiting: list[tuple[Value, dict[int, int]]] = [(value, same)]
         while waiting:
-            view, bits = waiting.pop()  # by bit of the value's number, that of the view's
+            view, bits = (
+                waiting.pop()
+            )  # maps each bit of the value's element index to the same bit in the view
             whole = len(bits) == bits_of(shape_of(view))  # not broadcast yet
             for user in self.users.get(view, ()):
                 if user.name == "cast" and whole:
@@ -292,7 +294,7 @@ class Homes:
 
 
 def along(shape: tuple[int, ...], axis: int, warps: int) -> Layout:
-    """With the bits of an axis in registers and lanes, the lowest in registers; other bits in warps and lanes."""
+    """A layout with the axis in registers and lanes (low bits in registers) and the other bits in warps and lanes."""
     bits = list(axis_bits(shape, axis % len(shape)))
     others = [bit for bit in range(bits_of(shape)) if bit not in bits]
     shared = others[max(0, len(others) - warps) :]

@@ -107,7 +107,7 @@ class BulkPrefetch(Prefetch):
 
     def _issue(self, slot: str) -> None:
         if slot != "s" and self.running is not None:
-            # What the iteration before has read is no longer needed.
+            # The data that the previous iteration read are no longer needed.
             arrives = f"if ({self.started} && ({THREAD} & 31) == 0) arrive({self._empty(slot)});"
             self.emitter.step([arrives, f"{self.started} = true;"], reads=(self.barriers,))
         super()._issue(slot)

@@ -111,7 +111,7 @@ Plan = WarpgroupPlan | TensorPlan | FmaPlan
 
 
 def described(plan: Plan) -> str:
-    """The instruction of a dot, and why it is none of a warpgroup."""
+    """The instruction of a dot, and why it is not a warpgroup's."""
     if isinstance(plan, WarpgroupPlan):
         return plan.multiply(False).name
     if isinstance(plan, TensorPlan):

@@ -51,7 +51,7 @@ class TileSource:
     shared_bytes: int
     conversions: tuple[str, ...]  # types of the tiles that change their layout through shared memory
     barriers: int
-    dots: tuple[str, ...] = ()  # the instruction of each, and why it is none of a warpgroup
+    dots: tuple[str, ...] = ()  # the instruction of each, and why it is not a warpgroup's
     maps: tuple[TensorMap, ...] = ()  # parameters behind those of the program
     unbulked: tuple[str, ...] = ()  # why the copy engine does not bring the loads of pipelined loops
 

@@ -88,7 +88,7 @@ class Pipelines(Control):
     def _bulk(self, copied: Sequence[Copied], node: For) -> list[BulkCopy] | None:
         """How the copy engine brings all loads of a loop to dots of warpgroups; None if it cannot bring one of them."""
         if not self.bulk_copies:
-            self.unbulked[node] = "no tensor maps are asked for"
+            self.unbulked[node] = "tensor maps are disabled"
             return None
         known = BulkCopies(self.program, self.axes, self.machine)
         found = []

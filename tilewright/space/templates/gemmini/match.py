@@ -173,7 +173,7 @@ def _matmul(graph: Graph, matmul: Node) -> Match | None:
 
 
 def _reader(graph: Graph, node: Node) -> Node | None:
-    """The one that reads a value, where nobody else does."""
+    """The only reader of a value; None if it has several, or is a result of the task."""
     readers = graph.users()[node]
     return readers[0] if len(readers) == 1 and node not in graph.outputs else None
 

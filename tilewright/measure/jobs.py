@@ -1,4 +1,4 @@
-"""What the runner measures: a task, or a launch of a kernel; and what it asks its processes for each."""
+"""Jobs of the runner, a task or a launch of a kernel, and the requests to its processes for each."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def load_request(
 
 
 def described_failure(job: Job, failed: Failed, seed: int) -> str:
-    """For people, with what it takes to see it again."""
+    """A message for people, with what is needed to reproduce the failure."""
     if failed.kind == "wrong" and isinstance(job, TaskJob):
         return f"{failed.message} (inputs of seed {seed})"
     return failed.message

@@ -1,4 +1,5 @@
-"""What the CUDA text of all tensor-core kernels shares: the function around a pipeline, and writing its results."""
+"""CUDA text that all tensor-core kernels share: the function around a pipeline, and the code that writes its
+results."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""How many cycles a program takes: load, execute and store units behind a reservation station, one bus to DRAM.
+"""Simulates the cycles of a program: load, execute and store units with a reservation station, and one bus to DRAM.
 
-Nothing is computed, and time does not pass cycle by cycle. An operation's times follow from those of operations before
-it: it enters the station when an entry is free, is issued when what it depends on is complete, and runs when its unit
-is free. Only the bus has to be followed in order, where a load and a store share it: they take turns, beat by beat.
-Whatever is not known yet waits for the next operation that leaves the bus.
+No data are computed, and the simulation does not step through cycles. An operation's times follow from those of earlier
+operations: it enters the station when an entry is free, is issued when its dependences are complete, and runs when its
+unit is free. Only the bus is simulated in order when a load and a store share it: they alternate, beat by beat. Times
+that are not known yet are determined when the next operation leaves the bus.
 
-The constants are those of `hw/gemmini_timing.py`. With them, cycles are those of our RTL.
+The constants are those of `hw/gemmini_timing.py`. With them, the cycles equal those of the RTL in this repository.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Which buffers may be pipelined: the analysis behind `pipeline.py`. It knows no target.
+"""Decides which buffers may be pipelined, for `pipeline.py`. The analysis does not depend on the target.
 
 A buffer may be pipelined if each iteration of a sequential loop first fills it and then reads it:
 
-    for k:                                     the load-and-use loop: the first one outwards from what fills the
+    for k:                                     the load-and-use loop: the innermost loop around the store to the
       for i, j: tile[i, j] = x[i, k * 8 + j]   buffer whose variable is not in the buffer's index
       ... tile ...
 
-What fills it must be asynchronous, so that the loop goes on meanwhile: a `Copy` to scratch memory, and a plain load
-into registers, which a thread waits for where it uses them. And it must not depend on what the loop computes.
+The fill must be asynchronous, so that the loop can continue: a `Copy` to scratch memory, or a plain load into
+registers, which a thread waits for at the first use. The data must not depend on results of the loop.
 """
 
 from __future__ import annotations

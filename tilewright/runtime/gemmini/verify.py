@@ -1,4 +1,4 @@
-"""What a machine can execute: every rule, for all instructions of a kind at once."""
+"""Verifies that a machine can execute a program: every rule, for all instructions of a kind at once."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Assigns each tile of a program its home: the layout in which it is computed.
 
-Loads and stores want coalesced accesses, a dot wants the layout of its instruction, a scan its axis in few threads.
-What is in between follows: an elementwise operation computes in the layout of an operand, a dot's before a load's.
-Index arithmetic has no home: it is computed again in each layout that it is needed in, which costs less than moving it.
-So are views, which move no element. What a loop carries has the layout of what its body yields.
+Loads and stores want coalesced accesses, a dot wants the layout of its instruction, a scan wants its axis in few
+threads. Other operations follow: an elementwise operation computes in the layout of an operand, preferably that of a
+dot's result. Index arithmetic and views have no home: they are recomputed in each layout that needs them, which costs
+less than moving data. A value carried by a loop has the layout that the loop's body yields.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What of a tile kernel's loops is an instruction of Gemmini: `dot` by the test on access matrices
-(`space/mapping.py`), and what a store computes on the way out."""
+"""Finds the Gemmini instructions in a tile kernel's loops: a `dot` by the test on access matrices (`space/mapping.py`),
+and the operations that a store can apply to results."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Progress:
 
 @dataclass
 class Exploration:
-    """What a search has found; it can be looked at while the search runs."""
+    """The result of a search; it can be read while the search runs."""
 
     limits: Limits
     designs: list[Design] = field(default_factory=list)  # all hardware points with mappings of all layers
@@ -73,7 +73,7 @@ class Exploration:
 
     @property
     def front(self) -> list[Design]:
-        """Designs than which none is both smaller and better, by area."""
+        """The Pareto front of area and EDP, by area."""
         found: list[Design] = []
         for design in sorted(self.designs, key=lambda design: (design.area, design.edp)):
             if design.within(self.limits) and (not found or design.edp < found[-1].edp):
@@ -95,9 +95,15 @@ def explore(
     correction: Correction | None = None,
     progress: Callable[[Progress], None] = lambda step: None,
 ) -> Exploration:
-    """A search within a budget. Ctrl-C ends it, and what was found so far is returned. `base`: what all hardware points
-    share, such as DRAM's bandwidth. `descend=False`: random hardware instead of the descent's, to compare. With a
-    `correction`, mappings and hardware are judged by corrected cycles; arrays have the size that it was measured on."""
+    """Search for hardware and mappings of a network with the least EDP, within a budget. Ctrl-C ends the search and
+    returns the designs found so far.
+
+    - `base`: the parameters that all hardware points share, such as DRAM's bandwidth. `limits`: those of the hardware.
+    - `starts`, `steps`: of the gradient descent. `descend=False`: random hardware instead, as a baseline.
+    - `correction`: judge mappings and hardware by corrected cycles. All arrays then have the size that it was measured
+      on.
+    - `progress`: called after each design, with the best EDP so far.
+    """
     base = base or GemminiMachine()
     limits = limits or Limits()
     if correction is not None:

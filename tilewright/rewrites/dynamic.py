@@ -26,6 +26,7 @@ from tilewright.rewrites.fuse import Fused, Group
 from tilewright.rewrites.oracle import ExplainsRefusals, GroupCosts, Price
 from tilewright.rewrites.units import Unit, Units
 from tilewright.runtime.plan import FusionReport, GroupReport, RefusedGroup
+from tilewright.support.layers import merged
 
 MARGIN = 0.05  # a predicted gain below this share of a group's time does not count
 MAX_UNITS = 3_000  # of a graph; beyond this, greedy fusion
@@ -195,7 +196,9 @@ class _Search:
             task = self._task(signature, units)
             reason = self._costs.refusal(task)
             if reason is not None:
-                self._refused[signature] = RefusedGroup(task.label, _shape(task), reason)
+                self._refused[signature] = RefusedGroup(
+                    task.label, _shape(task), reason, layers=_layers(units)
+                )
 
     def _ask(self, option: _Option) -> None:
         if option.signature not in self._prices:
@@ -313,6 +316,11 @@ class _Search:
 def _plain(option: _Option) -> float:
     """Its time without the margin."""
     return 0.0 if option.price is None else option.price.seconds
+
+
+def _layers(units: Sequence[Unit]) -> tuple[str, ...]:
+    """The layers of the user's model that these compute."""
+    return merged(*(node.source.layers for unit in units for node in unit.members))
 
 
 def _shape(task: Task) -> str:

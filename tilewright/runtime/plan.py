@@ -183,10 +183,14 @@ class RefusedGroup(msgspec.Struct, frozen=True):
     output: str
     reason: str
     calls: int = 1
+    layers: tuple[str, ...] = ()  # of the user's model, at the first call; older files lack them
 
     def __str__(self) -> str:
         times = f" ({self.calls} times)" if self.calls > 1 else ""
-        return f"{self.label}, {self.output}{times}: {self.reason}"
+        layer = fused_name(self.layers)
+        if not layer:
+            return f"{self.label}, {self.output}{times}: {self.reason}"
+        return f"{layer}{times}, {self.output}: {self.reason} ({self.label})"
 
 
 class FusionReport(msgspec.Struct, frozen=True):

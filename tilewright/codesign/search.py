@@ -99,7 +99,8 @@ def explore(
     returns the designs found so far.
 
     - `base`: the parameters that all hardware points share, such as DRAM's bandwidth. `limits`: those of the hardware.
-    - `starts`, `steps`: of the gradient descent. `descend=False`: random hardware instead, as a baseline.
+    - `starts`, `steps`: of the gradient descent. `importance`: most steps evaluate and move only the layers with the
+      largest gradients. `descend=False`: random hardware instead, as a baseline.
     - `correction`: judge mappings and hardware by corrected cycles. All arrays then have the size that it was measured
       on.
     - `progress`: called after each design, with the best EDP so far.

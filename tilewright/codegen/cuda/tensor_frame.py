@@ -97,12 +97,12 @@ def written(kernel: Kernel, size: tuple[int, int], tile: tuple[int, int], split:
 
 
 def matrix_type(
-    kind: str, operand: MatrixOperand, outer: int, depth: int, left: bool, threads: int, whole: bool
+    kind: str, operand: MatrixOperand, outer: int, k: int, left: bool, threads: int, whole: bool
 ) -> str:
     switches = (
         f"{bool_text(operand.transposed)}, {bool_text(left)}, {operand.lanes}, {threads}, {operand.pitch}"
     )
-    return f"Matrix<{kind}, {outer}, {depth}, {switches}, {bool_text(whole)}>"
+    return f"Matrix<{kind}, {outer}, {k}, {switches}, {bool_text(whole)}>"
 
 
 def bool_text(value: bool) -> str:

@@ -32,7 +32,7 @@ def gemm_source(gemm: TensorGemm) -> GpuSource:
 
 
 def _at_once(gemm: TensorGemm) -> list[str]:
-    """A tile for each block, or for each cluster, whose blocks sum a part of the depth each."""
+    """A tile for each block, or for each cluster, whose blocks sum a part of k each."""
     t = gemm.tiles
     steps = -(-gemm.k // t.bk)
     first, count, end = "0", str(steps), str(gemm.k)
@@ -187,7 +187,7 @@ def _source_of_chunks(gemm: TensorGemm, operand: ComputedOperand, name: str) -> 
         "  struct Chunk {",
         *(f"    {c_type(b.dtype)} {b.name}[{b.size}];" for b in operand.kept),
         "  };",
-        "  __device__ bool read(Chunk& into, int outer, int depth) const {",
+        "  __device__ bool read(Chunk& into, int outer, int at_k) const {",
         f"    if (!({inside})) return false;",
         *arrays("into", ""),
         emit_statement(operand.read, gemm.params, depth=2).rstrip("\n"),
@@ -202,7 +202,7 @@ def _source_of_chunks(gemm: TensorGemm, operand: ComputedOperand, name: str) -> 
 
 
 def _window(operand: WindowOperand) -> list[str]:
-    """The rows of a gathered operand: what the pipeline asks of each, and of each place in the depth."""
+    """The functions that the pipeline calls for each row of a gathered operand and for each index along k."""
     inside = "true" if operand.inside is None else emit_value(operand.inside)
     seen = [f"({emit_value(bit)} ? {1 << n}u : 0u)" for n, bit in enumerate(operand.seen)]
     needed = [f"1u << ({emit_value(bit)})" for bit in operand.needed]
@@ -213,7 +213,7 @@ def _window(operand: WindowOperand) -> list[str]:
         "  __device__ static unsigned seen(int place_m) {",
         f"    return {inside} ? {' | '.join([row, *seen])} : 0u;",
         "  }",
-        f"  __device__ static int depth(int place_k) {{ return {emit_value(operand.k_offset)}; }}",
+        f"  __device__ static int k_offset(int place_k) {{ return {emit_value(operand.k_offset)}; }}",
         f"  __device__ static unsigned needed(int place_k) {{ return {' | '.join([row, *needed])}; }}",
         "};",
     ]

@@ -162,7 +162,7 @@ def percent(value: float) -> str:
 
 def report(standings: Sequence[Standing], runs: Sequence[Run]) -> str:
     counted = {one.task for one in standings if one.counts}
-    summed = counted or {one.task for one in standings}  # of a few small tables: better than no figures
+    summed = counted or {one.task for one in standings}  # of a few small tables: better than no results
     head = ["task", "configs", "failed", "random best of 16", "no measurement", "counts"]
     lines = [
         [

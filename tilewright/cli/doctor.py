@@ -240,7 +240,7 @@ def calibration_findings(machine: CpuMachine, found: Calibration) -> Iterator[Fi
     for speeds in (found.one, found.all) if found.all.threads > 1 else (found.one,):
         yield Finding(verdict, "speed", _speeds(speeds))
     if not found.measured:
-        yield Finding(NOTE, "speed", "not calibrated; these are assumed figures", "tilewright doctor")
+        yield Finding(NOTE, "speed", "not calibrated; these rates are assumed", "tilewright doctor")
     elif found.share < _least_share():
         text = (
             f"other work was running ({found.share:.0%} of the CPU was left to this measurement): these results are"
@@ -289,9 +289,9 @@ def gpu_speed(machine: GpuMachine, *, measure: bool) -> str:
         except TilewrightError as error:
             failure = f"measuring it failed: {error.message}; "
     if found is None:
-        return f"{failure}not calibrated; using data-sheet figures"
-    figures = f"{found.copy / 1e9:.0f} GB/s copy, {found.products / 1e12:.0f} TFLOP/s fp16 by mma.sync"
-    return f"{failure}{figures}{' (of an earlier run)' if failure else ''}"
+        return f"{failure}not calibrated; using data-sheet values"
+    rates = f"{found.copy / 1e9:.0f} GB/s copy, {found.products / 1e12:.0f} TFLOP/s fp16 by mma.sync"
+    return f"{failure}{rates}{' (of an earlier run)' if failure else ''}"
 
 
 def _version(package: str) -> str | None:

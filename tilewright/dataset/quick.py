@@ -268,7 +268,7 @@ def quick_trials(
     processes: int,
     seed: int = 0,
 ) -> int:
-    """Time `count` configs of each task, the tasks in turns, for about so many seconds: those that are not `known`.
+    """Time `count` configs of each task, the tasks interleaved, for about so many seconds: those that are not `known`.
     Returns how many were left."""
     deadline = time.monotonic() + seconds
     wanted: dict[TaskJob, list[Config]] = {}

@@ -31,7 +31,7 @@ class DeviceResult:
     """What a run did for one kind of device.
 
     `models`: compiled for it, in order; none where `error` says why. `use`: by device, how many trials it timed and how
-    many seconds it was busy. `given_again`: pieces of work that went to another node. `aside`: workers that were left
+    many seconds it was busy. `given_again`: work items that went to another node. `aside`: workers that were left
     out, with the reasons.
     """
 

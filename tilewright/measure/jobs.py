@@ -36,12 +36,12 @@ def validation_request(job: Job, seed: int) -> tuple[BuildRequest, float]:
 
 
 def load_request(
-    job: Job, stored: SharedValidation | Expected, cold: bool, device: int
+    job: Job, expected: SharedValidation | Expected, cold: bool, device: int
 ) -> LoadTask | LoadKernel:
-    if isinstance(job, TaskJob) and isinstance(stored, SharedValidation):
-        return LoadTask(stored, job.described, job.numerics, job.threads, job.constants, cold, device)
-    if isinstance(job, KernelJob) and isinstance(stored, Expected):
-        return LoadKernel(job.spec, stored, device)
+    if isinstance(job, TaskJob) and isinstance(expected, SharedValidation):
+        return LoadTask(expected, job.described, job.numerics, job.threads, job.constants, cold, device)
+    if isinstance(job, KernelJob) and isinstance(expected, Expected):
+        return LoadKernel(job.spec, expected, device)
     raise MeasurementError("a job and what it must compute are of different kinds")
 
 

@@ -32,7 +32,7 @@ MARGIN = 0.05  # a predicted gain below this share of a group's time does not co
 MAX_UNITS = 3_000  # of a graph; beyond this, greedy fusion
 MAX_REFUSED = 32  # distinct chains whose refusal is explained
 MAX_LARGER = 20_000  # groups of several units
-MAX_ASKED = 64  # distinct groups of several units whose time is asked for; the rest are not used
+MAX_ASKED = 64  # distinct groups of several units that are priced; the rest are skipped
 
 MakeTask = Callable[[Group], tuple[Task, tuple[Node, ...]]]
 

@@ -1,4 +1,4 @@
-"""The stages of a task with several contractions, as templates see them: each a piece of work of its own.
+"""The stages of a task with several contractions, as templates see them: each as a work item of its own.
 
 A `Formula` has one level of reductions, so a chain has none. Each of its stages has: a template matches the stages one
 by one and computes them in one kernel.

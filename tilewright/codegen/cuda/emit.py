@@ -98,10 +98,10 @@ def beginning(blocks: int) -> list[str]:
     return [f"  {AWAIT_TURN}"] if blocks <= _FEW_BLOCKS else []
 
 
-def emit_statement(stmt: Stmt, params: tuple[Buffer, ...], depth: int = 1) -> str:
+def emit_statement(stmt: Stmt, params: tuple[Buffer, ...], indent: int = 1) -> str:
     """A statement as part of a kernel that is written by hand: its free variables and its buffers are there."""
     emitter = _Emitter(Program("statement", params, stmt), "")
-    emitter.depth = depth
+    emitter.indent = indent
     emitter.statement(stmt)
     return "\n".join(emitter.lines) + "\n"
 
@@ -118,7 +118,7 @@ class _Emitter:
         combines = [stmt for stmt in walk_stmts(program.body) if isinstance(stmt, Combine)]
         self.exchanges, self.all_exchanges = 0, sum(stmt.group > self.threads for stmt in combines)
         self.lines: list[str] = []
-        self.depth = 1
+        self.indent = 1
         self.names: dict[te.Expr, str] = {}  # expressions that have a variable of their own
         self.packs: dict[te.Expr, str] = {}  # loads of the vector loop that were made for all lanes at once
         self.count = 0
@@ -180,17 +180,17 @@ class _Emitter:
     # -- lines --------------------------------------------------------------------------------------------------------
 
     def line(self, text: str) -> None:
-        self.lines.append("  " * self.depth + text)
+        self.lines.append("  " * self.indent + text)
 
     @contextmanager
     def braces(self, head: str) -> Iterator[None]:
         """A block of its own: names given inside are forgotten afterwards."""
         self.line(f"{head} {{".lstrip())
-        self.depth += 1
+        self.indent += 1
         names = dict(self.names)
         yield
         self.names = names
-        self.depth -= 1
+        self.indent -= 1
         self.line("}")
 
     # -- statements ---------------------------------------------------------------------------------------------------

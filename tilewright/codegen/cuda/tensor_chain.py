@@ -109,7 +109,7 @@ def _between(chain: TensorChain, follower: Follower, number: int) -> list[str]:
         f"      const f32 {total}[{lanes}] = {{{sums}}};",
         f"      f32 {value}[{lanes}];",
         f"      {inside}{{",
-        emit_statement(follower.between, chain.params, depth=4).rstrip("\n"),
+        emit_statement(follower.between, chain.params, indent=4).rstrip("\n"),
         f"        for (int v = 0; v < {lanes}; ++v) both[e + v] = {value}[v];",
         "      }",
         "    }",

@@ -1,4 +1,4 @@
-// Matrix products on tensor cores: instructions of sm_80 and later, tiles in shared memory, copies under way.
+// GEMMs on tensor cores: instructions of sm_80 and later, tiles in shared memory, copies under way.
 
 __device__ inline unsigned shared_address(const void* at) { return (unsigned)__cvta_generic_to_shared(at); }
 
@@ -162,13 +162,13 @@ struct Fragments<OUTER, K, true, LEFT, 4> {
   }
 };
 
-// How a tile of ROWS x COLUMNS elements is divided among threads: pieces of WIDTH neighbours.
+// How a tile of ROWS x COLUMNS elements is divided among threads: chunks of WIDTH neighbours.
 template <int ROWS, int COLUMNS, int WIDTH, int THREADS>
 struct Chunks {
   static constexpr int PER_ROW = COLUMNS / WIDTH;
   static constexpr int ALL = ROWS * PER_ROW;
   static constexpr int COUNT = (ALL + THREADS - 1) / THREADS;
-  static constexpr bool IN_COLUMN = THREADS % PER_ROW == 0;  // all pieces of a thread lie below each other
+  static constexpr bool IN_COLUMN = THREADS % PER_ROW == 0;  // all chunks of a thread are in one column
   __device__ static bool exists(int i) { return ALL % THREADS == 0 || i * THREADS + (int)threadIdx.x < ALL; }
   __device__ static int row(int i) {
     return IN_COLUMN ? threadIdx.x / PER_ROW + i * (THREADS / PER_ROW) : (i * THREADS + threadIdx.x) / PER_ROW;
@@ -176,7 +176,7 @@ struct Chunks {
   __device__ static int column(int i) {
     return (IN_COLUMN ? threadIdx.x % PER_ROW : (i * THREADS + threadIdx.x) % PER_ROW) * WIDTH;
   }
-  // The pieces of part `part` of `parts` are those from here up to where the next begins.
+  // The chunks of part `part` of `parts` are those from here up to where the next begins.
   __device__ static constexpr int begin(int part, int parts) { return COUNT * part / parts; }
 };
 

@@ -90,7 +90,7 @@ def written(kernel: Kernel, size: tuple[int, int], tile: tuple[int, int], split:
         f"    const int sum_vector = i % {wide};",
         f"    const int place_m = m0 + sum_row, place_n = n0 / {lanes} + sum_vector;",
         f"    {'if (' + ' && '.join(guards) + ') ' if guards else ''}{{",
-        emit_statement(kernel.write, kernel.params, depth=3).rstrip("\n"),
+        emit_statement(kernel.write, kernel.params, indent=3).rstrip("\n"),
         "    }",
         "  }",
     ]

@@ -171,7 +171,7 @@ def declared(gemm: TensorGemm, operand: Operand, name: str) -> list[str]:
 
 
 def _source_of_chunks(gemm: TensorGemm, operand: ComputedOperand, name: str) -> list[str]:
-    """How the elements of an operand are read and computed, a piece of neighbours at a time."""
+    """How the elements of an operand are read and computed, several neighbours at a time."""
 
     def arrays(of: str, constant: str) -> list[str]:
         return [
@@ -190,12 +190,12 @@ def _source_of_chunks(gemm: TensorGemm, operand: ComputedOperand, name: str) -> 
         "  __device__ bool read(Chunk& into, int outer, int at_k) const {",
         f"    if (!({inside})) return false;",
         *arrays("into", ""),
-        emit_statement(operand.read, gemm.params, depth=2).rstrip("\n"),
+        emit_statement(operand.read, gemm.params, indent=2).rstrip("\n"),
         "    return true;",
         "  }",
         f"  __device__ static void compute(const Chunk& from, {values} (&value)[{operand.lanes}]) {{",
         *arrays("from", "const "),
-        emit_statement(operand.compute, gemm.params, depth=2).rstrip("\n"),
+        emit_statement(operand.compute, gemm.params, indent=2).rstrip("\n"),
         "  }",
         "};",
     ]
@@ -234,8 +234,8 @@ def _write_reduced(gemm: TensorGemm, reduced: ReducedOutput) -> list[str]:
     )
     kind, total = c_type(reduced.total.dtype), reduced.total.name
 
-    def emitted(stmt: Stmt, depth: int) -> str:
-        return emit_statement(stmt, gemm.params, depth).rstrip("\n")
+    def emitted(stmt: Stmt, indent: int) -> str:
+        return emit_statement(stmt, gemm.params, indent).rstrip("\n")
 
     joined = [
         "    __syncthreads();",
@@ -285,8 +285,8 @@ def _write_along(gemm: TensorGemm, reduced: ReducedOutput) -> list[str]:
     )
     kind, total, name = c_type(reduced.total.dtype), reduced.total.name, reduced.kind.capitalize()
 
-    def emitted(stmt: Stmt, depth: int) -> str:
-        return emit_statement(stmt, gemm.params, depth).rstrip("\n")
+    def emitted(stmt: Stmt, indent: int) -> str:
+        return emit_statement(stmt, gemm.params, indent).rstrip("\n")
 
     return [
         "  __syncthreads();",

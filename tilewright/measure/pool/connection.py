@@ -143,7 +143,7 @@ def _user() -> str:
 
 def seed_of(token: str, user: str) -> int:
     """The same for every driver of a user while a pool is up: so one that was killed and started again has the answers
-    that timers still keep for it. Nobody outside of the pool can know it."""
+    that timers still keep for it. It is unknown outside the pool."""
     digest = hmac.new(token.encode(), f"validation inputs of {user}".encode(), hashlib.sha256).digest()
     return int.from_bytes(digest[:4], "little")
 

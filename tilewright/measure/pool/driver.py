@@ -46,7 +46,7 @@ from tilewright.measure.pool.workers import Worker, Workers
 from tilewright.space.registration import registering_modules
 from tilewright.space.space import Config
 
-GIVEN = 3  # times a piece of work is given out at most: once, and again at most twice
+GIVEN = 3  # times a work item is given out at most: once, and again at most twice
 _PER_WORKER = 2  # requests in flight: one that runs, one that is there when it ends
 _BUILD_SECONDS, _TRIAL_SECONDS = 120.0, 180.0  # of work on one, after which a worker is taken to hang
 _TICK = 0.05
@@ -86,7 +86,7 @@ class Code:
 
 
 class LostWork(Exception):
-    """Nobody could do a piece of work."""
+    """Every worker that could do this work item has failed."""
 
 
 class PoolRunner:
@@ -428,7 +428,7 @@ class PoolRunner:
             give_up(work)
 
     def _stuck(self) -> None:
-        """Nobody can do what waits: MeasurementError unless a new look at the pool finds somebody."""
+        """No known worker can do the waiting work: refresh the list of workers. Raises MeasurementError if none can."""
         self._refresh()
         for work in self._queue:
             if self._able(work):

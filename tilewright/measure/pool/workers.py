@@ -170,7 +170,7 @@ class Workers:
             self._pause(worker.name)
 
     def forgive(self, worker: Worker) -> None:
-        """It did a piece of work: its next pause is a short one again."""
+        """It did a work item: its next pause is a short one again."""
         self._troubles.pop(worker.name, None)
 
     @property

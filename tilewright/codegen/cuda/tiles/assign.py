@@ -107,7 +107,7 @@ class Homes:
         return distributed(range(bits_of(shape)), 2, self.warps)
 
     def of(self, value: Value) -> Layout:
-        """The layout in which a tile is there, or is computed where nothing is said."""
+        """The layout in which a tile is there, or is computed by default."""
         if not shape_of(value):
             return self.uniform
         return self.home.get(value) or self.default(value)

@@ -1,7 +1,7 @@
 """The values of a tile program as variables of a CUDA kernel.
 
 A scalar is a variable of every thread, a tile an array of the registers that a thread has in the tile's layout. `get`
-gives a value in the layout that is asked for: it is there already, or computed again (index arithmetic and views), or
+gives a value in the requested layout: it is there already, or computed again (index arithmetic and views), or
 moved from its home through shared memory, once, where it is defined.
 """
 

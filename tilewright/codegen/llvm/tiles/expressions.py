@@ -64,7 +64,7 @@ class Expressions:
             has_fma=machine.has_fma, has_scaling="avx512dq" in machine.features
         )
 
-    # -- pieces of code ----------------------------------------------------------------------------------------------
+    # -- blocks of code ----------------------------------------------------------------------------------------------
 
     def alloca(self, kind: ir.Type, count: int = 1, size: int = 0) -> ir.Value:
         self.stack += size

@@ -41,7 +41,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Progress:
+class ExplorationProgress:
     stage: str
     seconds: float
     evaluations: int
@@ -54,7 +54,7 @@ class Exploration:
 
     limits: Limits
     designs: list[Design] = field(default_factory=list)  # all hardware points with mappings of all layers
-    history: list[Progress] = field(default_factory=list)
+    history: list[ExplorationProgress] = field(default_factory=list)
     interrupted: bool = False
     seconds: float = 0.0
     evaluations: int = 0
@@ -93,7 +93,7 @@ def explore(
     importance: bool = True,
     descend: bool = True,
     correction: Correction | None = None,
-    progress: Callable[[Progress], None] = lambda step: None,
+    progress: Callable[[ExplorationProgress], None] = lambda step: None,
 ) -> Exploration:
     """Search for hardware and mappings of a network with the least EDP, within a budget. Ctrl-C ends the search and
     returns the designs found so far.
@@ -133,7 +133,11 @@ class _Spent(Exception):
 
 class _Search:
     def __init__(
-        self, evaluator: Evaluator, limits: Limits, budget: Budget, progress: Callable[[Progress], None]
+        self,
+        evaluator: Evaluator,
+        limits: Limits,
+        budget: Budget,
+        progress: Callable[[ExplorationProgress], None],
     ) -> None:
         self.evaluator, self.limits, self.budget, self._progress = evaluator, limits, budget, progress
         self.found = Exploration(limits)
@@ -318,7 +322,7 @@ class _Search:
 
     def report(self) -> None:
         edps = [design.edp for design in self.found.designs if design.within(self.limits)]
-        step = Progress(
+        step = ExplorationProgress(
             self._stage,
             time.monotonic() - self._began,
             self.evaluator.evaluations,

@@ -222,7 +222,14 @@ def make_validation(task: Task, numerics: str, seed: int) -> Validation:
         return Validation(tuple(case for case in (maker.case("ordinary"),) if case is not None))
     few = few_rows(task)
     maker = _CheckMaker(task if few is None else few.task, numerics, rng)
-    names = ("ordinary", "edges", "special", *maker.treated_names(), *maker.peak_names(), *maker.spread_names())
+    names = (
+        "ordinary",
+        "edges",
+        "special",
+        *maker.treated_names(),
+        *maker.peak_names(),
+        *maker.spread_names(),
+    )
     cases = [case for case in map(maker.case, names) if case is not None]
     if few is None:
         return Validation(tuple(cases))
@@ -494,7 +501,9 @@ class _CheckMaker:
 
     def _ordinary(self) -> list[np.ndarray]:
         return [
-            random_values(node, self.rng, number in self.task.constants, self.extents.get(node), self.positive)
+            random_values(
+                node, self.rng, number in self.task.constants, self.extents.get(node), self.positive
+            )
             for number, node in enumerate(self.graph.inputs)
         ]
 

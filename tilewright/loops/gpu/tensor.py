@@ -76,8 +76,8 @@ class MatrixOperand:
 @dataclass(frozen=True)
 class WindowOperand:
     """The first operand as windows of an image: row `coord_m` begins at offset + `row`, and its element `coord_k` is
-    `k_offset` further. It is zero unless all bits of `needed` are set in the row's mask; `seen` computes these bits from
-    conditions on `coord_m`. `inside` applies to the whole row."""
+    `k_offset` further. It is zero unless all bits of `needed` are set in the row's mask; `seen` computes these bits
+    from conditions on `coord_m`. `inside` applies to the whole row."""
 
     buffer: Buffer
     offset: te.Expr

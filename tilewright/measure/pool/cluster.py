@@ -345,7 +345,7 @@ def _create_workers(name: str, builders: int, devices: tuple[Device, ...]) -> No
 
 
 @dataclass(frozen=True)
-class Row:
+class PoolEntry:
     """A worker as `pool ls` shows it."""
 
     name: str
@@ -357,12 +357,12 @@ class Row:
     state: str
 
 
-def rows(address: str, token: Path | None = None) -> list[Row]:
+def rows(address: str, token: Path | None = None) -> list[PoolEntry]:
     with connected(address, read_token(address, token)):
         workers = Workers()
         workers.refresh()
         found = [
-            Row(
+            PoolEntry(
                 w.name,
                 w.hello.node,
                 w.host,
@@ -374,7 +374,8 @@ def rows(address: str, token: Path | None = None) -> list[Row]:
             for w in (*workers.timers(), *workers.builders())
         ]
         return found + [
-            Row(name, name.split("/")[1], "", "", "", None, reason) for name, reason in workers.aside.items()
+            PoolEntry(name, name.split("/")[1], "", "", "", None, reason)
+            for name, reason in workers.aside.items()
         ]
 
 

@@ -38,7 +38,7 @@ def words(name: str, **values: np.ndarray | int) -> np.ndarray:
     return registers
 
 
-class Table:
+class WordTable:
     """A program's words by opcode. Raises InstructionError if a word is not an instruction's."""
 
     def __init__(self, found: np.ndarray) -> None:
@@ -110,7 +110,7 @@ class Table:
 
 def decode(found: np.ndarray) -> list[Instruction]:
     """The program of these words; raises InstructionError if one is invalid."""
-    return Table(found).instructions()
+    return WordTable(found).instructions()
 
 
 def _mask(opcode: Opcode) -> tuple[list[int], list[int]]:

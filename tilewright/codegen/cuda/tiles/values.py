@@ -32,7 +32,7 @@ from tilewright.tile.passes.layouts import (
     joined_bits,
     transposed_bits,
 )
-from tilewright.tile.passes.shared_memory import CodeNode, Resource, SharedBuffer, Step
+from tilewright.tile.passes.shared_memory import CodeNode, ProgramStep, Resource, SharedBuffer
 from tilewright.tile.passes.written import pointer_origins
 
 Element = DType | Pointer
@@ -107,7 +107,7 @@ class Values:
         *,
         barrier: bool = False,
     ) -> None:
-        self.scope.nodes.append(Step(list(lines), tuple(reads), tuple(writes), barrier))
+        self.scope.nodes.append(ProgramStep(list(lines), tuple(reads), tuple(writes), barrier))
 
     def name(self, prefix: str = "v") -> str:
         self.count += 1

@@ -97,10 +97,10 @@ def compile_times(model: str) -> dict[str, Any]:
 
 def show(model: str, times: dict[str, Any]) -> None:
     print(f"{model}: {times['cold']['kernels_built']} kernels")
-    for name, figures in times.items():
-        stages = "  ".join(f"{stage} {seconds:.2f}" for stage, seconds in figures["stages"].items())
-        used = f"CPU {figures['cpu_seconds']:.2f} + {figures['cpu_seconds_of_workers']:.2f} in workers"
-        print(f"  {name.replace('_', ' '):22} {figures['seconds']:6.2f} s   {stages}   ({used})")
+    for name, result in times.items():
+        stages = "  ".join(f"{stage} {seconds:.2f}" for stage, seconds in result["stages"].items())
+        used = f"CPU {result['cpu_seconds']:.2f} + {result['cpu_seconds_of_workers']:.2f} in workers"
+        print(f"  {name.replace('_', ' '):22} {result['seconds']:6.2f} s   {stages}   ({used})")
 
 
 def main() -> None:
@@ -115,15 +115,15 @@ def main() -> None:
         models[model] = compile_times(model)
         show(model, models[model])
     with tempfile.TemporaryDirectory() as cache:
-        figures = {
+        result = {
             "import_seconds": statistics.median(run(IMPORT) for _ in range(5)),
             "call_overhead_numpy_seconds": run(CALL, "numpy", cache=cache),
             "call_overhead_torch_seconds": run(CALL, "torch", cache=cache),
         }
-    for name, value in figures.items():
+    for name, value in result.items():
         print(f"{name:30} {value:.6f}")
     if options.json:
-        options.json.write_text(json.dumps({**figures, "models": models}, indent=2) + "\n")
+        options.json.write_text(json.dumps({**result, "models": models}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

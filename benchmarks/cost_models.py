@@ -46,7 +46,7 @@ from tilewright.cost.tokens import BUCKETS
 from tilewright.dataset.split import families, folds
 from tilewright.dataset.store import read
 from tilewright.dataset.tables import Table, tables_of
-from tilewright.dataset.train import Settings, about, predicted, train
+from tilewright.dataset.train import TrainingSettings, about, predicted, train
 from tilewright.space.candidates import Candidates
 from tilewright.space.outcome import Outcome
 
@@ -237,7 +237,7 @@ def searched(model: CostModel, table: Table) -> tuple[int, float]:
 
 # -- jobs -------------------------------------------------------------------------------------------------------------
 
-SETTINGS = Settings()
+SETTINGS = TrainingSettings()
 _TABLES: dict[str, list[Table]] = {}
 
 
@@ -288,7 +288,7 @@ def _run(job: Job) -> list[Score]:
     return [judged(*where, table, scores) for table, scores in zip(tests, found, strict=True)]
 
 
-def _trained(training: Sequence[Table], settings: Settings, job: Job) -> dict[str, np.ndarray]:
+def _trained(training: Sequence[Table], settings: TrainingSettings, job: Job) -> dict[str, np.ndarray]:
     if job.device == "cpu":
         import torch
 

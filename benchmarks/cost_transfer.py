@@ -35,18 +35,18 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that 
 
 from tilewright.cost.attention import NOTHING, Adaptation, portfolio, similarity_rows
 from tilewright.cost.instructions import NONE
-from tilewright.cost.network import Network
+from tilewright.cost.network import AttentionNetwork
 from tilewright.cost.tokens import (
     STATEMENT_WIDTH,
     TERMS,
     MachineNumbers,
-    Row,
+    TokenRow,
     knobs_of,
     stacked,
     task_features,
 )
 from tilewright.dataset.tables import Table
-from tilewright.dataset.train import Settings, train
+from tilewright.dataset.train import TrainingSettings, train
 from tilewright.measure.trial import TaskJob
 from tilewright.space.space import Config, Knob, Space
 
@@ -87,10 +87,10 @@ class Kernel:
     seconds: dict[str, np.ndarray]
 
     @cached_property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[TokenRow]:
         nothing = np.zeros(len(TERMS)), NONE.features()
         empty = np.zeros((0, STATEMENT_WIDTH))
-        return [Row(*nothing, *knobs_of(self.space, config), empty) for config in self.configs]
+        return [TokenRow(*nothing, *knobs_of(self.space, config), empty) for config in self.configs]
 
     def table(self, gpu: str, at: np.ndarray, seconds: np.ndarray) -> Table:
         """Some configs on a GPU as a table; there is no analytical model, so that the base is one second for all."""
@@ -165,13 +165,13 @@ def attention(kernel: Kernel, gpu: str, known: int, seed: int, device: str) -> T
     for other in others:
         at = np.sort(rng.permutation(len(kernel.configs))[:known])
         tables.append(kernel.table(other, at, kernel.seconds[other][at]))
-    settings = Settings(
+    settings = TrainingSettings(
         steps=STEPS[known], tables=4, configs=min(known, 128), rate=2e-3, decay=0.05, dropout=0.0, ranking=1.0,
         absolute=0.0, seed=seed, levels=("machine", "terms", "knob"), residual=False,
     )  # fmt: skip
     nets = [
-        Network(
-            train(tables, Settings(**{**settings.__dict__, "seed": 10 * seed + n}), device=device),
+        AttentionNetwork(
+            train(tables, TrainingSettings(**{**settings.__dict__, "seed": 10 * seed + n}), device=device),
             settings.levels,
         )
         for n in range(NETWORKS)

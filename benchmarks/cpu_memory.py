@@ -53,7 +53,7 @@ class Memory:
 
     @property
     def over_onnx_runtime(self) -> float | None:
-        """Ours over theirs: at most 1 is asked."""
+        """Our time over theirs; the goal is at most 1."""
         theirs = self.onnx_runtime_resident
         return self.planned / theirs if theirs else None
 

@@ -7,7 +7,7 @@
 
 One process per system, through its Python interface; weights are constant, and whoever can rearrange them beforehand
 may. The machine's own limit (a loop of FMAs, a sum over or a copy of a large array) takes turns like a
-system, so an efficiency compares figures of the same minutes. A figure is the median over all turns. Each section
+system, so an efficiency compares results of the same minutes. A result is the median over all turns. Each section
 ends with the goals for Tilewright and what was reached. The exit status is 1 if a system failed.
 """
 

@@ -168,7 +168,7 @@ def alone(folder: Path | None, rows: int) -> Iterator[None]:
 def compiled_twice(
     model: nn.Module, inputs: Sequence[torch.Tensor], effort: str
 ) -> tuple[CompiledModel, dict[str, float]]:
-    """Ours from nothing, and what it took; the second time with what the first has left."""
+    """Tilewright's compilation without caches, and what it took; the second time with what the first has left."""
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TILEWRIGHT_CACHE_DIR"] = folder

@@ -460,7 +460,7 @@ def run(options: argparse.Namespace) -> int:
     names = [name for name in (options.tasks or ",".join(TASKS)).split(",") if name]
     unknown = [name for name in names if name not in TASKS]
     if unknown:
-        print(f"no task is called {', '.join(unknown)}; there are {', '.join(TASKS)}", file=sys.stderr)
+        print(f"unknown task {', '.join(unknown)}; use one of {', '.join(TASKS)}", file=sys.stderr)
         return 2
     if options.collect is not None:
         from tilewright.targets.cuda import CudaTarget

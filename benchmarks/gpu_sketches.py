@@ -1,4 +1,4 @@
-"""Sketches on an NVIDIA GPU alongside our own templates and the vendor: products and convolutions, in fp16 and fp32.
+"""Sketches on an NVIDIA GPU alongside the templates and the vendor: products and convolutions, in fp16 and fp32.
 
     python benchmarks/gpu_sketches.py [--json FILE] [--markdown FILE] [--only WORD] [--ranked N] [--random N]
                                       [--seconds N]

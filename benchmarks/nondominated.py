@@ -10,16 +10,16 @@ tile      register tiles that starve the FMA ports, for loads or for too few sum
 block     of blocks that come to the same size, one; none that leaves a core idle or does rows again where others do
           not; none that together with a panel does not fit L2, where others do; of those that are left
           the largest, which read the panels least often
-piece     the longest pieces of a panel that fit L1 alongside a tile's data, and all of it at once
-prefetch  the next piece goes to L1 where it fits there alongside this one, so that it is not farther away
-          than it could be, and to the second where it would displace what is being read; or it is not asked for
+k_block   the longest blocks of a panel that fit L1 alongside a tile's data, and all of it at once
+prefetch  the next block goes to L1 where it fits there alongside this one, so that it is not farther away
+          than it could be, and to the second where it would displace what is being read; or it is not prefetched
 stage     data that a register tile finds in runs is the same data in the same runs once it is copied: it is staged
-          only if pieces of a panel take it from beyond L2, a part of each run at a time
+          only if blocks of a panel take it from beyond L2, a part of each run at a time
 
 Of Winograd's algorithm, for each size of its tiles: no register tiles that starve the ports as above, no blocks and
 shares that leave a core idle or compute tiles and panels again, all of these together; and no block whose scratch does
 not fit L2, where others do. Of products by seven the same, with the longest code that does not spill,
-and the weight asked for in L1 or not at all. Of Winograd's inner-product trick, of
+and the weight prefetched to L1 or not at all. Of Winograd's inner-product trick, of
 blocks that come to the same size one, and the rest as of Winograd's algorithm.
 """
 
@@ -54,7 +54,7 @@ _LOADS_EACH = 1.6  # FMAs for which there is time while a load is issued
 _TILE_SLACK = 1.15  # of the best tile's instructions
 _DEAL_SLACK = 1.12  # of the time of the slowest thread, dealt out as well as possible
 _LARGEST = 3  # blocks for a number of chunks: a larger one reads the panels less often
-_K_BLOCKS = 2  # lengths of pieces
+_K_BLOCKS = 2  # lengths of blocks
 _FIRST_CACHE = 1.1  # of its size: what is a little too large still finds most of itself there
 _SECOND_CACHE = 1.0
 
@@ -205,7 +205,7 @@ class NondominatedContraction:
         room = _SECOND_CACHE * self.applied.machine.caches.l2_per_core
         return panel + self.applied.block_bytes(shape) <= room
 
-    # -- pieces of a panel ----------------------------------------------------------------------------------------
+    # -- blocks of a panel ----------------------------------------------------------------------------------------
 
     @cached_property
     def _in_k_blocks(self) -> dict[_Tile, frozenset[int]]:
@@ -311,7 +311,7 @@ class NondominatedStrassen(_BestDealt[StrassenShape]):
     slack = _TILE_SLACK
 
     def _is_considered(self, values: Mapping[str, Value]) -> bool:
-        """Whether it is legal, and neither longer code would be, nor is the weight asked for farther away."""
+        """Whether it is legal, and neither longer code would be, nor is the weight prefetched from farther away."""
         longest = max(map(int, next(k.choices for k in self.applied.space.knobs if k.name == "unroll")))
         if values["prefetch"] == 2 or not self.applied.space.legal(values):
             return False

@@ -1,4 +1,4 @@
-"""Pipelining on an NVIDIA GPU: what each level and its stages gain, over 20 matrix products and convolutions.
+"""Pipelining on an NVIDIA GPU: what each level and its stages gain, over 20 GEMMs and convolutions.
 
     python benchmarks/pipelining.py [--json FILE] [--markdown FILE] [--ranked N] [--random N] [--seconds N]
                                     [--only WORD]

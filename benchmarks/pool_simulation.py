@@ -1,8 +1,8 @@
 """A discrete-event simulation of a pool: where do the driver, the builders or the object store become the limit?
 
-Builders and devices each do one thing at a time, and have a second piece of work waiting beside it, as the real driver
+Builders and devices each do one thing at a time, and have a second work item waiting beside it, as the real driver
 gives it to them. The driver, one process, spends some time on every message; on a node, taking a message up costs time
-of its own. The object store moves one piece of code at a time. Devices fail now and then: what they had is given to
+of its own. The object store moves one object file at a time. Devices fail now and then: what they had is given to
 another, and they come back after a while.
 """
 

@@ -162,7 +162,7 @@ def percent(value: float) -> str:
 
 def report(standings: Sequence[Standing], runs: Sequence[Run]) -> str:
     counted = {one.task for one in standings if one.counts}
-    summed = counted or {one.task for one in standings}  # of a few small tables: better than no figures
+    summed = counted or {one.task for one in standings}  # of a few small tables: better than no results
     head = ["task", "configs", "failed", "random best of 16", "no measurement", "counts"]
     lines = [
         [
@@ -289,7 +289,7 @@ def main() -> int:
     names = [name for name in wanted.split(",") if name]
     unknown = [name for name in names if name not in TASKS]
     if unknown:
-        parser.error(f"no task is called {', '.join(unknown)}; there are {', '.join(TASKS)}")
+        parser.error(f"unknown task {', '.join(unknown)}; use one of {', '.join(TASKS)}")
     tables = [Table.open(name, options.tables, options.points) for name in names]
     builds = Builds(options.builds)
     if options.stage == "build":

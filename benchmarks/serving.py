@@ -3,7 +3,7 @@
     python benchmarks/serving.py [--clients 8] [--seconds 300] [--update-every 20]
 
 Clients on loopback send one row after the other, each as soon as the last was answered, and compare every answer with
-the model's. Now and then the artifact is replaced. Needs `pip install "tilewright[serve]"`.
+the model's. Now and then the artifact is replaced. Needs `pip install '.[serve]'`.
 """
 
 from __future__ import annotations

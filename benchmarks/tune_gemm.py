@@ -6,10 +6,10 @@
 
 First the search is given what rules derive from the expression, and no template; then the template, under the same
 limits. Then all alternate, each in a process of its own: the best kernel of either, and the others, which choose for
-themselves. The second operand is a weight: constant, so whoever can rearrange it beforehand may. Asked for: at least
+themselves. The second operand is a weight: constant, so whoever can rearrange it beforehand may. Goal: at least
 85% of the template's speed, within 64 trials and 60 seconds. The exit status is 1 where that was not reached.
 
-MetaSchedule takes part where TVM is installed, with as many trials; its set-up is its tuning. Asked for then: 1.5 times
+MetaSchedule takes part where TVM is installed, with as many trials; its set-up is its tuning. Goal then: 1.5 times
 its speed, in a third of its time.
 """
 

@@ -7,10 +7,10 @@
     python benchmarks/tune_models.py --models resnet18 --small --budget 10s --rounds 2    # does it work?
 
 Every tuning begins with an empty database. Afterwards the models run interleaved, in this process: as chosen without
-measuring (twice: what these two differ by is what can be told apart), as tuned by each run, and as tuned for longer. A
-time is the median over all turns, a gain the median of the ratios within a turn, since the machine's speed changes from
-one turn to the next. The same model is then compiled again from each database, which must measure nothing and give the
-same kernels.
+measuring (twice: what these two differ by is what can be distinguished), as tuned by each run, and as tuned for longer.
+A time is the median over all turns, a gain the median of the ratios within a turn, since the machine's speed changes
+from one turn to the next. The same model is then compiled again from each database, which must measure nothing and give
+the same kernels.
 
 What is left: the first tuning goes on from its own database, at full effort, for as long as --left says and at least as
 long as before. What it gains beyond the first is what a longer search of the same spaces would have found.

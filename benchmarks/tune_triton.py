@@ -246,7 +246,7 @@ class Recorded:
 
 
 class Replay:
-    """A runner that answers with the times of a file, and counts what it is asked for."""
+    """A runner that answers with the times of a file, and counts the requests."""
 
     ahead = 0
     spent = False

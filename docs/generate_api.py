@@ -13,13 +13,21 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, is_dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from tilewright.dtypes import DType
+
 INTERNAL = {"at", "flat", "saved"}  # of models: for the library's own callers
+LOWERED = {
+    "dot4",
+    "exp2_nonpositive",
+    "exp2_rough",
+    "floor_pow2",
+}  # scalar functions that rewrites and lowerings insert
 PAGE = Path(__file__).with_name("api.md")
 HEAD = """# API reference
 
@@ -36,11 +44,13 @@ class Section:
     module: str
     names: tuple[str, ...]
     members: bool = True
+    intro: str = ""
 
 
 def sections() -> list[Section]:
     import tilewright
     from tilewright import errors, extend, testing
+    from tilewright import tile as tl
 
     own = [name for name in tilewright.__all__ if not name.startswith("__") and not hasattr(errors, name)]
     functions = [name for name in own if inspect.isfunction(getattr(tilewright, name))]
@@ -51,6 +61,27 @@ def sections() -> list[Section]:
         Section(
             "What models return", "tilewright.runtime.explain", ("BenchResult", "Explanation", "StepRow")
         ),
+        Section(
+            "The tile language",
+            "tilewright.tile",
+            tuple(
+                name for name in tl.__all__ if name != "kernel" and not isinstance(getattr(tl, name), DType)
+            ),
+            members=False,
+            intro=f"""Write `import tilewright.tile as tl`; the functions are called inside a function decorated with
+`@tilewright.kernel`, which is described above. [A first tile kernel](tile/01-first-kernel.md) introduces them.
+
+Element types: {listed(name for name in tl.__all__ if isinstance(getattr(tl, name), DType))}.
+
+Elementwise functions: {listed(sorted(set(tl.language.SCALAR_FUNCTIONS) - LOWERED))}.""",
+        ),
+        Section(
+            "Co-design",
+            "tilewright.codesign.search",
+            ("explore", "Budget", "Progress", "Exploration"),
+            intro="[Co-design](codesign.md) explains the search.",
+        ),
+        Section("Co-design: mappings", "tilewright.codesign.exact", ("best_mapping", "Best", "Objective")),
         Section("Errors and warnings", "tilewright.errors", tuple(errors_in_order(errors)), members=False),
         Section("Progress", "tilewright.support.trace", ("Trace",)),
         Section(
@@ -58,6 +89,11 @@ def sections() -> list[Section]:
         ),
         Section("Conformance suites", "tilewright.testing", tuple(testing.__all__), members=False),
     ]
+
+
+def listed(names: Iterable[str]) -> str:
+    text = ", ".join(f"`{name}`" for name in names)
+    return textwrap.fill(text, 100, break_on_hyphens=False)
 
 
 def errors_in_order(module: Any) -> list[str]:
@@ -80,7 +116,7 @@ def page() -> str:
 def rendered(section: Section) -> Iterator[str]:
     yield f"## {section.title}"
     module = import_module(section.module)
-    yield f"From `{section.module}`."
+    yield f"From `{section.module}`. {section.intro}".rstrip()
     if section.title.startswith("Errors"):
         yield error_table(module, section.names)
         return
@@ -132,7 +168,7 @@ def members(value: type) -> Iterator[str]:
 
 
 def signature(name: str, value: Any) -> str:
-    """A block with the call, one parameter a line where that is too long for one."""
+    """A block with the call; one parameter per line if it is too long."""
     called = inspect.signature(value)
     parameters = list(parameter_texts(called))
     returned = called.return_annotation
@@ -160,7 +196,8 @@ def parameter_texts(called: inspect.Signature) -> Iterator[str]:
         if parameter.annotation is not inspect.Parameter.empty:
             text += f": {parameter.annotation}"
         if parameter.default is not inspect.Parameter.empty:
-            text += f" = {parameter.default!r}"
+            is_lambda = inspect.isfunction(parameter.default)
+            text += " = ..." if is_lambda else f" = {parameter.default!r}"
         yield text
 
 

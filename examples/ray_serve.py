@@ -1,6 +1,6 @@
 """Serve a compiled model with Ray Serve: replicas, batches, a health check, and new artifacts without a pause.
 
-    pip install "tilewright[serve]"
+    pip install '.[serve]'    # from a checkout
     python examples/ray_serve.py model.tw --port 8000 --replicas 2
     curl --data-binary @rows.npy http://localhost:8000/ -o results.npy
 

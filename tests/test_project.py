@@ -3,6 +3,7 @@ say."""
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -130,7 +131,7 @@ def test_importing_tilewright_loads_no_framework() -> None:
 # -- the packages -----------------------------------------------------------------------------------------------------
 
 
-def test_every_room_has_its_position_among_the_layers(pyproject: dict[str, Any]) -> None:
+def test_every_package_has_its_position_among_the_layers(pyproject: dict[str, Any]) -> None:
     layers = next(
         c["layers"] for c in pyproject["tool"]["importlinter"]["contracts"] if c["type"] == "layers"
     )
@@ -197,3 +198,33 @@ def test_the_benchmark_of_operators_runs(tmp_path: Path) -> None:
         assert all(timing["error"] < 1e-5 for timing in case["systems"].values())
     assert {c["met"] for criteria in found["criteria"].values() for c in criteria} <= {True, False}
     assert "## attention" in table.read_text()
+
+
+# -- one meaning for each name ----------------------------------------------------------------------------------------
+
+# Public names of classes with several meanings. Rename one instead of adding to this list: it may only shrink. Classes
+# of the same role for several targets, such as `Along` of LLVM and of CUDA, may share a name for good.
+SHARED_NAMES = {
+    "Absent": 2, "Along": 2, "Assignment": 2, "Attention": 2, "Block": 2, "BlockPointer": 3, "Budget": 2,
+    "Buffer": 2, "Builder": 2, "ChainWork": 2, "Compiled": 3, "Condition": 2, "Context": 2, "Control": 2,
+    "Cut": 2, "Cycles": 2, "Default": 2, "Device": 3, "Epilogue": 2, "Executor": 4, "Expressions": 2,
+    "For": 2, "Frame": 2, "Gemm": 2, "Group": 2, "If": 2, "Launch": 2, "Layer": 2, "Layout": 2, "Left": 2,
+    "Limits": 2, "Location": 2, "Loops": 2, "Machine": 2, "Match": 2, "Memory": 3, "Objective": 2, "Op":
+    2, "Part": 2, "Pool": 2, "Region": 2, "Rule": 2, "Scope": 2, "Sizes": 2, "SourceLocation": 2, "Tile":
+    2, "Timer": 2, "Values": 2, "Work": 2, "Workers": 3, "Written": 2,
+}  # fmt: skip
+
+
+def test_class_names_have_one_meaning() -> None:
+    found: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "tilewright").rglob("*.py")):
+        if "zoo" in path.parts:
+            continue
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(str(path.relative_to(ROOT / "tilewright")))
+    shared = {name: paths for name, paths in found.items() if len(paths) > 1}
+    grown = {name: paths for name, paths in shared.items() if len(paths) > SHARED_NAMES.get(name, 1)}
+    assert not grown, f"choose another name for the new class: {grown}"
+    shrunk = {name: count for name, count in SHARED_NAMES.items() if len(shared.get(name, "x")) < count}
+    assert not shrunk, f"lower or remove these in SHARED_NAMES: {shrunk}"

@@ -28,6 +28,10 @@ _TOKEN = re.compile(
     r"|(?P<name>[A-Za-z_]\w*)",
     re.S,
 )
+# Comments of CUDA, JavaScript and CSS; text and comments of a template, without its tags and expressions.
+_C_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
+_MARKUP = re.compile(r"\{\{.*?\}\}|\{%.*?%\}|<(?:style|script)\b.*?</(?:style|script)>|<[^>]*>", re.S)
+_PROSE_OF = ("tilewright/", "benchmarks/", "examples/")
 _COMPONENT = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+")
 
 
@@ -56,24 +60,39 @@ def found() -> dict[str, dict[str, dict[str, str]]]:
     result: dict[str, dict[str, dict[str, str]]] = {where: {} for where in (*ALL, "constants")}
     for path in files():
         if path.endswith((".py", ".cuh", ".md", ".txt", ".ll")):
-            for part in components(path):
+            for part in components(path.removesuffix(".py")):
                 result["files"].setdefault(part, {})[path] = path
         if path.endswith(".md"):
             result["documents"][(ROOT / path).read_text()] = {path: ""}
+        for text in comments(path):
+            result["prose"].setdefault(text, {})[path] = ""
         if not path.endswith(".py"):
             continue
         for kind, text in tokens((ROOT / path).read_text()):
             if kind == "name":
                 if text.startswith("test_"):  # a sentence
                     continue
-                for part in components(text):
+                parts = components(text)
+                for part in (*parts, "_".join(parts)):
                     result["identifiers"].setdefault(part, {})[path] = text
                     if text.isupper():
                         result["constants"].setdefault(part, {})[path] = text
-            elif path.startswith("tilewright/"):
+            elif path.startswith(_PROSE_OF):
                 is_prose = kind == "comment" or text.startswith(('"""', 'r"""'))
-                result["prose" if is_prose else "messages"].setdefault(text, {})[path] = ""
+                if is_prose or path.startswith("tilewright/"):
+                    result["prose" if is_prose else "messages"].setdefault(text, {})[path] = ""
     return result
+
+
+def comments(path: str) -> list[str]:
+    """The prose in files of other languages than Python."""
+    if path.endswith((".cuh", ".js", ".css")):
+        return _C_COMMENT.findall((ROOT / path).read_text())
+    if path.endswith(".j2"):
+        return [_MARKUP.sub(" ", (ROOT / path).read_text())]
+    if path == "pyproject.toml":
+        return re.findall(r"#[^\n]*", (ROOT / path).read_text())
+    return []
 
 
 def tokens(text: str) -> Iterator[tuple[str, str]]:
@@ -92,7 +111,8 @@ def uses(word: Word, where: str) -> list[str]:
     return [
         f"{path}: {name or word.word}"
         for path, name in hits
-        if not any(fnmatch.fnmatch(path, pattern) for pattern in word.allowed)
+        if any(fnmatch.fnmatch(path, pattern) for pattern in word.inside)
+        and not any(fnmatch.fnmatch(path, pattern) for pattern in word.allowed)
     ]
 
 
@@ -109,3 +129,8 @@ def test_the_words_are_found_where_they_are() -> None:
     assert uses(Word("must be one of", ""), "messages")
     assert uses(Word("pip install", ""), "documents")
     assert not uses(Word("pip install", "", allowed=("*",)), "documents")
+    assert uses(Word("pip install", "", inside=("README.md",)), "documents")
+    assert not uses(Word("the pipeline as code", "", inside=("tests/*",)), "prose")
+    assert uses(Word("max_nodes", ""), "identifiers")
+    for path in ("*.cuh", "*.js", "*.j2", "pyproject.toml", "benchmarks/*.py", "examples/*.py"):
+        assert any(fnmatch.fnmatch(each, path) for paths in found()["prose"].values() for each in paths), path

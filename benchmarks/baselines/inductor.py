@@ -21,7 +21,7 @@ def load(job: Job) -> Run:
     model, inputs = torch_model(job)
     compiled = torch.compile(model, options={"max_autotune": True, "freezing": True})
 
-    # Freezing is refused where gradients could still be asked for. `no_grad`, not `inference_mode`: a change of mode
+    # Freezing is refused where gradients could still be requested. `no_grad`, not `inference_mode`: a change of mode
     # between calls would compile again.
     @torch.no_grad()
     def run() -> Any:

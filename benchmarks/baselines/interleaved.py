@@ -26,7 +26,7 @@ from . import System
 from .job import Job, NotAvailable, arrays_of, save_arrays
 from .prepare import prepare
 
-# Variables by which the libraries choose their number of threads when nobody tells them.
+# Variables by which the libraries choose their number of threads by default.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 MAX_RUNS_IN_A_TURN = 200
 
@@ -201,6 +201,6 @@ def run_interleaved(
 
 
 def fix_threads(threads: int) -> None:
-    """For this process and those it starts: nobody decides on another number of threads."""
+    """For this process and those it starts: no library chooses another number of threads."""
     for variable in THREAD_VARIABLES:
         os.environ[variable] = str(threads)

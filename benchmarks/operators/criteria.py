@@ -1,4 +1,4 @@
-"""What is asked of ours, section by section, alongside what was reached."""
+"""The goals of each section, with the results."""
 
 from __future__ import annotations
 

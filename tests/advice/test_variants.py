@@ -8,7 +8,7 @@ import pytest
 from tests.rewrites.helpers import array, graph_of, x_input
 from tilewright.advice.variants import (
     COMPARED,
-    Layer,
+    VariedLayer,
     activation_of,
     alternatives,
     layer_of,
@@ -44,7 +44,7 @@ def conv_task(
     return call.task
 
 
-def layer(**options: object) -> Layer:
+def layer(**options: object) -> VariedLayer:
     found = layer_of(conv_task(**options))  # type: ignore[arg-type]
     assert found is not None
     return found

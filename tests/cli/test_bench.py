@@ -105,12 +105,12 @@ def test_a_baseline_that_is_not_installed_is_said_where_it_was_named(
 def test_all_leaves_out_what_is_not_installed_and_tells_why_others_cannot_run(
     cli: Command, monkeypatch: pytest.MonkeyPatch, onnx_runtime: list[int]
 ) -> None:
-    def broken(call: baselines.Call) -> Any:
+    def broken(call: baselines.TimedCall) -> Any:
         raise RuntimeError("no compiler\nmore lines")
 
     monkeypatch.setattr(baselines, "BASELINES", {**baselines.BASELINES})
-    replaced = baselines.Baseline("inductor", "Inductor", "torch", broken)
-    absent = baselines.Baseline("openvino", "OpenVINO", "no_such_package", broken)
+    replaced = baselines.BaselineSystem("inductor", "Inductor", "torch", broken)
+    absent = baselines.BaselineSystem("openvino", "OpenVINO", "no_such_package", broken)
     monkeypatch.setitem(baselines.BASELINES, "inductor", replaced)
     monkeypatch.setitem(baselines.BASELINES, "openvino", absent)
     found = rows(cli("bench", "scaled.onnx", "--rounds", "1", "--json"))
@@ -140,7 +140,7 @@ def test_an_interrupted_run_shows_the_results_so_far(cli: Command, monkeypatch: 
 
 
 def test_the_pytorch_results_are_compared(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = baselines.Baseline(
+    wrong = baselines.BaselineSystem(
         "torch", "PyTorch eager", "torch", lambda call: lambda: torch.full((2, 3), 1e3)
     )
     monkeypatch.setattr(bench_module, "chosen", lambda against: ([wrong], True))

@@ -191,7 +191,7 @@ def test_check_an_onnx_model(tmp_path: Path) -> None:
         ("scaled.onnx", "double.npz", "its example of float64"),
         ("scaled.onnx", "narrow.npz", "its example [2, 2]"),
         ("two.onnx", "x.npz", "the inputs b are missing"),
-        ("resnet18", "x.npz", "--inputs is for ONNX models"),
+        ("resnet18", "x.npz", "--inputs applies to ONNX models only, got resnet18"),
     ],
 )
 def test_mistakes_of_check_with_onnx(model: str, inputs: str | None, complaint: str, tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_signed_artifacts(tmp_path: Path) -> None:
     refused = run("explain", "p.tw", "--trusted", "other", folder=tmp_path)
     assert refused.returncode == 1 and "not signed with a key that is trusted" in refused.stderr
     ignored = run("explain", "product.onnx", "--trusted", "key", folder=tmp_path)
-    assert ignored.returncode == 1 and "--trusted is for .tw files" in ignored.stderr
+    assert ignored.returncode == 1 and "--trusted applies to .tw files only" in ignored.stderr
     missing = run("compile", "product.onnx", "--sign", "nothere", folder=tmp_path)
     assert missing.returncode == 1 and "cannot read the key" in missing.stderr
 

@@ -21,14 +21,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_gpu_that_is_not_calibrated() -> None:
-    assert gpu_speed(H200, measure=False) == "not calibrated; using data-sheet figures"
+    assert gpu_speed(H200, measure=False) == "not calibrated; using data-sheet values"
 
 
 @pytest.mark.skipif(device.count() > 0, reason="measuring works where there is a card")
 def test_a_measurement_that_failed_is_told_with_its_reason() -> None:
     said = gpu_speed(H200, measure=True)
     assert said.startswith("measuring it failed: ") and said.endswith(
-        "not calibrated; using data-sheet figures"
+        "not calibrated; using data-sheet values"
     )
     reason = said.removeprefix("measuring it failed: ").partition(";")[0]
     assert "none" not in reason and len(reason) > 10

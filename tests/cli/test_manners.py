@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -158,10 +159,41 @@ def test_an_error_in_the_users_function_shows_only_the_users_frames(cli: Command
 
 
 def test_a_damaged_program_is_one_message(tmp_path: Path) -> None:
-    (tmp_path / "damaged.pt2").write_bytes(b"PK\x03\x04 no program")
+    with zipfile.ZipFile(tmp_path / "damaged.pt2", "w") as archive:
+        archive.writestr("no", "program")
     done = process("compile", "damaged.pt2", folder=tmp_path)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 2, "with nothing of PyTorch's log"
     assert done.stderr.startswith("error: damaged.pt2 is not an exported program")
+
+
+def test_a_truncated_program_is_found_without_pytorch(tmp_path: Path) -> None:
+    (tmp_path / "damaged.pt2").write_bytes(b"PK\x03\x04 no program")
+    code = (
+        "import sys; from tilewright.cli.app import app; from tilewright.cli.output import run_guarded;"
+        "sys.argv = ['tilewright', 'compile', 'damaged.pt2']; code = run_guarded(app);"
+        "assert 'torch' not in sys.modules; sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True, text=True, cwd=tmp_path, env=environment(), timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        "error: damaged.pt2 is not an exported program, or is damaged: it is not a zip"
+    )
+
+
+def test_json_before_the_command_is_explained(cli: Command) -> None:
+    done = cli("--json", "compile", "resnet18")
+    error = json.loads(done.out)["error"]
+    assert done.code == 2 and error["remedy"].startswith("put --json after the command")
+
+
+def test_an_empty_onnx_file_is_named(cli: Command, tmp_path: Path) -> None:
+    (tmp_path / "empty.onnx").write_bytes(b"")
+    done = cli("compile", str(tmp_path / "empty.onnx"))
+    assert done.code == 1
+    assert f"{tmp_path}/empty.onnx has no graph: it is empty or not an ONNX model" in done.err
 
 
 def test_inputs_that_do_not_fit_are_one_message(cli: Command, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tilewright.codesign.library import library_mapping, library_tile
 from tilewright.codesign.mapping import Hardware, Mappings, check, needs
 from tilewright.codesign.network import Evaluator, Limits, Network, machine_for
 from tilewright.codesign.problem import Layer, Nests
-from tilewright.codesign.search import Budget, Exploration, Progress, explore
+from tilewright.codesign.search import Budget, Exploration, ExplorationProgress, explore
 from tilewright.errors import HardwareRangeError, MappingError
 from tilewright.hw.gemmini import KIB, GemminiMachine
 
@@ -161,7 +161,7 @@ def test_the_front_has_no_design_that_another_one_dominates(found: Exploration) 
 
 
 def test_a_search_that_is_interrupted_keeps_its_best() -> None:
-    def stop(step: Progress) -> None:
+    def stop(step: ExplorationProgress) -> None:
         if step.stage == "exact mapping":
             raise KeyboardInterrupt
 

@@ -19,7 +19,7 @@ from tilewright.cost.analytical import Analytical
 from tilewright.cost.attention import Adaptation, Attention, network, portfolio
 from tilewright.cost.boosted import Experience
 from tilewright.cost.model import CostModel
-from tilewright.cost.network import LEVELS, MEMBERS, Network, parameters, shapes
+from tilewright.cost.network import LEVELS, MEMBERS, AttentionNetwork, parameters, shapes
 from tilewright.cost.tokens import Tokeniser, joined
 from tilewright.dataset.tasks import F32, gemm
 from tilewright.dataset.train import forward, initial, normalisation
@@ -75,7 +75,7 @@ def test_numpy_computes_what_pytorch_does(candidates: Candidates, levels: tuple[
     model = Analytical(other.candidates, other.threads)
     mixed = joined([tokens, Tokeniser(model, statements=True).tokens(other.configs[:10])])
     tensors = some_tensors()
-    out = Network(tensors, levels)(mixed)
+    out = AttentionNetwork(tensors, levels)(mixed)
     batch = {
         name: torch.tensor(np.ascontiguousarray(getattr(mixed, name))) for name in mixed.__dataclass_fields__
     }
@@ -88,7 +88,7 @@ def test_numpy_computes_what_pytorch_does(candidates: Candidates, levels: tuple[
 
 def test_the_order_of_candidates_and_their_company_do_not_matter(candidates: Candidates) -> None:
     configs = candidates.sample(Random(2), 200)
-    net, tokeniser = Network(some_tensors()), Tokeniser(Analytical(candidates, 1))
+    net, tokeniser = AttentionNetwork(some_tensors()), Tokeniser(Analytical(candidates, 1))
     alone = np.concatenate([net(tokeniser.tokens([config])).members for config in configs[:5]], axis=1)
     together = net(tokeniser.tokens(configs)).members
     np.testing.assert_allclose(alone, together[:, :5], rtol=1e-4, atol=1e-5)
@@ -98,7 +98,7 @@ def test_the_order_of_candidates_and_their_company_do_not_matter(candidates: Can
 
 def test_attention_over_tokens_is_a_distribution(candidates: Candidates) -> None:
     tokens = Tokeniser(Analytical(candidates, 1)).tokens(candidates.sample(Random(2), 5))
-    found = Network(some_tensors()).attention(tokens)
+    found = AttentionNetwork(some_tensors()).attention(tokens)
     np.testing.assert_allclose(found.sum(axis=1), 1.0, rtol=1e-4)
 
 
@@ -174,7 +174,7 @@ def test_the_shipped_weights_fit_this_version_and_are_small() -> None:
     assert weights.SHIPPED.stat().st_size < 10 << 20
     found = weights.load(weights.SHIPPED)
     assert int(found.metadata["tasks"]) > 0 and "machines" in found.metadata
-    Network(found.tensors)
+    AttentionNetwork(found.tensors)
 
 
 def changed(path: Path, **metadata: str) -> Path:

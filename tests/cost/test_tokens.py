@@ -81,7 +81,7 @@ def test_all_operations_of_a_contraction_are_on_tensor_cores(on_gpu: tuple[Candi
 
 
 def test_a_gpu_program_is_not_counted_as_one_for_a_processor(on_gpu: tuple[Candidates, list[Config]]) -> None:
-    with pytest.raises(InternalError, match="threads of a GPU"):
+    with pytest.raises(InternalError, match="expected a CPU program"):
         for _, program in programs(*on_gpu, "sketch:tensorised", 2):
             statements_of(program)
 

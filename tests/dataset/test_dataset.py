@@ -17,8 +17,8 @@ from tilewright.dataset.split import clusters, families, folds
 from tilewright.dataset.stats import stats
 from tilewright.dataset.store import Writer, merge, read
 from tilewright.dataset.tables import Table, tables_of
-from tilewright.dataset.tasks import F32, SUITES, Source, conv, gemm
-from tilewright.dataset.train import Settings, predicted, train
+from tilewright.dataset.tasks import F32, SUITES, TaskSource, conv, gemm
+from tilewright.dataset.train import TrainingSettings, predicted, train
 from tilewright.db.record import Record
 from tilewright.errors import DatasetError
 from tilewright.hw import host
@@ -63,7 +63,7 @@ def test_a_sample_is_the_same_again_and_has_no_config_twice() -> None:
 
 def test_what_was_collected_is_not_measured_again(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
-    sources = [Source("gemm small", lambda: gemm(32, 32, 32, "none", F32))]
+    sources = [TaskSource("gemm small", lambda: gemm(32, 32, 32, "none", F32))]
     first = collect(path, sources, host(), configs=3, seconds=60)
     assert (first.added, first.left) == (3, 0)
     assert collect(path, sources, host(), configs=3, seconds=60).added == 0
@@ -75,7 +75,7 @@ def test_what_was_collected_is_not_measured_again(tmp_path: Path) -> None:
 
 
 def test_no_time_means_no_records_and_everything_left(tmp_path: Path) -> None:
-    sources = [Source("gemm small", lambda: gemm(32, 32, 32, "none", F32))]
+    sources = [TaskSource("gemm small", lambda: gemm(32, 32, 32, "none", F32))]
     done = collect(tmp_path / "data.jsonl", sources, host(), configs=3, seconds=0)
     assert (done.added, done.left) == (0, 3)
 
@@ -161,7 +161,7 @@ def test_training_finds_what_the_analytical_model_gets_wrong() -> None:
     pytest.importorskip("torch")
     tables, _ = tables_of([r for m in (32, 64, 128) for r in records(m, 96, 64, 40, "rows")])
     test, _ = tables_of(records(256, 128, 96, 40, "rows"))
-    settings = Settings(steps=60, tables=3, configs=32, decay=0.02, shrunk=1.0, averaged=0.9)
+    settings = TrainingSettings(steps=60, tables=3, configs=32, decay=0.02, shrunk=1.0, averaged=0.9)
     tensors = train(tables, settings)
     said = predicted(tensors, test[0], settings) - np.log(test[0].seconds)
     assert np.std(said) < 0.8 * np.std(test[0].residuals)

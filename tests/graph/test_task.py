@@ -16,7 +16,7 @@ def body(name: str = "") -> Graph:
     return graph_of(apply("relu", apply("mul", product, scalar(2))))
 
 
-def test_figures() -> None:
+def test_counts() -> None:
     task = Task(body())
     assert task.label == "matmul+mul+relu"
     assert task.flops == 2 * 4 * 8 * 3 + 2 * 12

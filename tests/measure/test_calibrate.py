@@ -1,4 +1,4 @@
-"""Caches are found as large as they are, records survive the disk and nothing else does, and figures are plausible."""
+"""Caches are found as large as they are, records survive the disk and nothing else does, and numbers are plausible."""
 
 from __future__ import annotations
 

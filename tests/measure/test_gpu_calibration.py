@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
 
 
-def figures(machine: GpuMachine, memory: float, tensor: float) -> GpuCalibration:
+def measured(machine: GpuMachine, memory: float, tensor: float) -> GpuCalibration:
     """Of a card that does so much of what it is described to do."""
     copy = memory * _OF_COPY * machine.memory_bytes_per_second
     whole = machine.tensor_flops_clock * machine.clock_mhz * 1e6 * machine.sms
@@ -41,7 +41,7 @@ def test_a_card_that_nobody_measured_is_as_it_is_described() -> None:
 
 
 def test_rates_are_those_that_were_measured() -> None:
-    keep_at(_key(A100), figures(A100, 0.5, 1.25))
+    keep_at(_key(A100), measured(A100, 0.5, 1.25))
     found = rated(A100)
     assert found.memory_bytes_per_second == pytest.approx(0.5 * A100.memory_bytes_per_second)
     assert found.tensor_flops_clock == pytest.approx(1.25 * A100.tensor_flops_clock)
@@ -52,9 +52,9 @@ def test_rates_are_those_that_were_measured() -> None:
 
 def test_what_makes_no_sense_is_not_believed() -> None:
     for wrong in (
-        figures(A100, 100.0, 1.0),
-        figures(A100, 1.0, 0.0),
-        replace_version(figures(A100, 1.0, 1.0)),
+        measured(A100, 100.0, 1.0),
+        measured(A100, 1.0, 0.0),
+        replace_version(measured(A100, 1.0, 1.0)),
     ):
         keep_at(_key(A100), wrong)
         assert rated(A100) is A100

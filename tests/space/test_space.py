@@ -198,7 +198,7 @@ def test_a_knob_without_choices_is_an_error() -> None:
 
 
 def test_a_default_that_is_no_choice_is_an_error() -> None:
-    with pytest.raises(SpaceError, match="default 3 of knob 'rows' of 'mine' is none of its choices"):
+    with pytest.raises(SpaceError, match="default 3 of knob 'rows' of 'mine' is not one of its choices"):
         Space("mine", (Knob("rows", (1, 2), default=3),), lambda values: True)
 
 

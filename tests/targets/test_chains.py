@@ -81,6 +81,8 @@ def test_a_chain_that_does_not_fit_on_chip_is_refused_with_the_reason() -> None:
     assert found.fusion is not None
     (refused,) = found.fusion.refused
     assert "more than 256 columns" in refused.reason and refused.label.count("matmul") == 2
+    assert refused.layers == ("0", "1", "2", "3")
+    assert str(refused).startswith("0 + 1 + 2 + 3, f16[512,768]: a product has more than 256 columns")
 
 
 def test_without_a_predicted_gain_kernels_stay_separate() -> None:
@@ -114,3 +116,15 @@ def test_explain_shows_why_a_chain_was_not_fused() -> None:
         "not fused" in text and "linear+gelu+linear, f16[512,768] (12 times): a product has more than" in text
     )
     assert shown.to_dict()["fusion"]["refused"][0]["calls"] == 12
+
+
+def test_explain_names_the_layers_that_were_not_fused() -> None:
+    model = tilewright.compile(torch.nn.Linear(4, 4).eval(), (torch.zeros(2, 4),), target="cpu")
+    named = ("encoder.layer.0.intermediate.dense", "encoder.layer.0.output.dense")
+    refused = RefusedGroup("linear+gelu+linear", "f16[512,768]", "too many columns", 12, named)
+    shown = structs.replace(model.explain(), fusion=FusionReport("dynamic", 2, 2, refused=(refused,)))
+    assert max(map(len, str(shown).splitlines())) <= 80
+    assert (
+        "encoder.layer.0.intermediate.dense + encoder.layer.0.output.dense (12 times), f16[512,768]: too many columns"
+        " (linear+gelu+linear)"
+    ) in " ".join(str(shown).split())

@@ -155,9 +155,9 @@ def test_the_drivers_bindings_are_missing(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_unknown_targets() -> None:
-    with pytest.raises(TargetError, match="no target is called 'tpu'; there are 'cpu', 'cuda'"):
+    with pytest.raises(TargetError, match=r"must be one of 'cpu', 'cuda'.*got 'tpu'"):
         resolve_target("tpu")
-    with pytest.raises(TargetError, match="no target is called 'cuda:x'"):
+    with pytest.raises(TargetError, match="got 'cuda:x'"):
         resolve_target("cuda:x")
 
 

@@ -131,9 +131,9 @@ def bad_cat(x):
 @pytest.mark.parametrize(
     ("kernel", "problem", "line"),
     [
-        (bad_split, "last axis has not two elements", "tl.split(tl.load(x + tl.arange(0, 4)))"),
+        (bad_split, "needs a last axis of size 2", "tl.split(tl.load(x + tl.arange(0, 4)))"),
         (bad_flip, "axis 1 of a tile with 1 axes", "tl.flip(tl.load(x + tl.arange(0, 4)), 1)"),
-        (bad_cat, "cat of scalars", "tl.cat(1, 2)"),
+        (bad_cat, "cat needs tiles, got scalars", "tl.cat(1, 2)"),
     ],
 )
 def test_bad_shapes_show_the_line(kernel: Any, problem: str, line: str) -> None:

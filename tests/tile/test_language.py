@@ -540,7 +540,12 @@ MISTAKES = [
         "tl.associative_scan(tl.arange(0, 8), 1, tl.maximum)",
     ),
     (bad_scan_function, errors.KernelTypeError, "takes a function", "tl.reduce(tl.arange(0, 8), 0, 3)"),
-    (bad_scan_scalar, errors.KernelShapeError, "reduce of a scalar", "tl.reduce(n, 0, tl.maximum)"),
+    (
+        bad_scan_scalar,
+        errors.KernelShapeError,
+        "reduce needs a tile, got a scalar",
+        "tl.reduce(n, 0, tl.maximum)",
+    ),
     (bad_item, errors.KernelSyntaxError, "tiles are values", "a[0]"),
     (bad_matmul_operator, errors.KernelSyntaxError, "use tl.dot", "a @ a"),
     (bad_float_shift, errors.KernelTypeError, "<< takes", "tl.zeros((8,), tl.float32) << 1"),

@@ -74,8 +74,8 @@ def test_no_lock_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"template": "from the future"}, "its config is none of this version's"),
-        ({"values": {"rows": 12345}}, "its config is none of this version's"),
+        ({"template": "from the future"}, "its config is unknown to this version"),
+        ({"values": {"rows": 12345}}, "its config is unknown to this version"),
         ({"kernel": "0" * 32}, "gives another kernel here"),
     ],
 )

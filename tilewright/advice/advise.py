@@ -14,7 +14,7 @@ from typing import Any
 
 from tilewright import frontend
 from tilewright.advice import variants
-from tilewright.advice.variants import Layer, layer_of
+from tilewright.advice.variants import VariedLayer, layer_of
 from tilewright.errors import OptionError, TilewrightError
 from tilewright.graph.task import Task
 from tilewright.hw import Machine
@@ -209,7 +209,7 @@ def _advice(
 
 
 def _layer(
-    layer: Layer, calls: int, name: str, measure: _Measure, costs: PredictedCosts
+    layer: VariedLayer, calls: int, name: str, measure: _Measure, costs: PredictedCosts
 ) -> LayerAdvice | None:
     base = measure(layer.task)
     if base is None:
@@ -227,7 +227,7 @@ def _layer(
     )
 
 
-def _channels(layer: Layer, base: float, measure: _Measure, costs: PredictedCosts) -> list[Finding]:
+def _channels(layer: VariedLayer, base: float, measure: _Measure, costs: PredictedCosts) -> list[Finding]:
     found = []
     for inputs, outputs in variants.alternatives(layer):
         task = variants.with_channels(layer, inputs, outputs)
@@ -248,7 +248,7 @@ def _channels(layer: Layer, base: float, measure: _Measure, costs: PredictedCost
     return found
 
 
-def _activations(layer: Layer, base: float, measure: _Measure, costs: PredictedCosts) -> list[Finding]:
+def _activations(layer: VariedLayer, base: float, measure: _Measure, costs: PredictedCosts) -> list[Finding]:
     own = variants.activation_of(layer)
     plain = measure(variants.with_activation(layer, None))
     if plain is None:
@@ -271,7 +271,7 @@ def _activations(layer: Layer, base: float, measure: _Measure, costs: PredictedC
     return found
 
 
-def _pointwise(layer: Layer, base: float, measure: _Measure, costs: PredictedCosts) -> list[Finding]:
+def _pointwise(layer: VariedLayer, base: float, measure: _Measure, costs: PredictedCosts) -> list[Finding]:
     made = variants.pointwise_after(layer)
     if made is None:
         return []

@@ -29,7 +29,7 @@ MULTIPLES = (8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
-class Layer:
+class VariedLayer:
     """A task with one contraction. `carries`: whether its channels are the last axis, so that they can be changed."""
 
     task: Task
@@ -65,7 +65,7 @@ class Layer:
         return self.anchor.inputs[1].type.rank == 2
 
 
-def layer_of(task: Task) -> Layer | None:
+def layer_of(task: Task) -> VariedLayer | None:
     """The task as a layer; None unless it has exactly one contraction with a constant weight."""
     nodes = [node for node in task.graph.nodes() if not (node.is_input or node.is_constant)]
     found = [node for node in nodes if op_of(node.op).fusion is Fusion.COMPLEX]
@@ -73,13 +73,13 @@ def layer_of(task: Task) -> Layer | None:
         return None
     weight = found[0].inputs[1]
     constant = weight.is_constant or (weight.is_input and weight.attrs["index"] in task.constants)
-    return Layer(task, found[0]) if constant else None
+    return VariedLayer(task, found[0]) if constant else None
 
 
 # -- activations ------------------------------------------------------------------------------------------------------
 
 
-def activation_of(layer: Layer) -> Node | None:
+def activation_of(layer: VariedLayer) -> Node | None:
     """The activation in the layer's epilogue: the first after the contraction."""
     after: set[Node] = {layer.anchor}
     for node in layer.task.graph.nodes():
@@ -90,7 +90,7 @@ def activation_of(layer: Layer) -> Node | None:
     return None
 
 
-def with_activation(layer: Layer, op: str | None) -> Task:
+def with_activation(layer: VariedLayer, op: str | None) -> Task:
     """The layer with this activation instead of its own, or after it where it has none; None: without."""
     graph, own = layer.task.graph, activation_of(layer)
 
@@ -111,7 +111,7 @@ def wider(channels: int) -> list[int]:
     return sorted(number for number in found if channels < number <= WIDER * channels)
 
 
-def with_channels(layer: Layer, inputs: int, outputs: int) -> Task | None:
+def with_channels(layer: VariedLayer, inputs: int, outputs: int) -> Task | None:
     """The layer with other numbers of channels; None if they are not its last axis."""
     if not layer.carries:
         return None
@@ -144,7 +144,7 @@ def with_channels(layer: Layer, inputs: int, outputs: int) -> Task | None:
 # -- one more 1x1 convolution -----------------------------------------------------------------------------------------
 
 
-def pointwise_after(layer: Layer) -> tuple[Task, Task] | None:
+def pointwise_after(layer: VariedLayer) -> tuple[Task, Task] | None:
     """(the layer with a 1x1 convolution of as many channels and a ReLU after it, these two alone); None unless it is a
     convolution over a window, which is where RepVGG-like models are deepened."""
     if layer.anchor.op != "conv" or max(layer.window, default=1) == 1 or layer.groups != 1:
@@ -180,12 +180,12 @@ def _changed(task: Task, rule: Callable[[Node, tuple[Node, ...]], Node | None]) 
     return Task(Graph(graph.inputs, tuple(new[node] for node in graph.outputs)), task.constants)
 
 
-def blocks_of(layer: Layer) -> int:
+def blocks_of(layer: VariedLayer) -> int:
     """Channels per block of the layer's layout; 0 without blocks."""
     return block_of(layer.anchor.attrs["layout"]) if layer.anchor.op == "conv" else 0
 
 
-def alternatives(layer: Layer) -> Iterator[tuple[int, int]]:
+def alternatives(layer: VariedLayer) -> Iterator[tuple[int, int]]:
     """(inputs, outputs) with one of the two rounder."""
     for number in wider(layer.outputs):
         yield layer.inputs, number

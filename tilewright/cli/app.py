@@ -157,7 +157,7 @@ def tune(
 
     if pool is None and (device or token_file):
         raise OptionError(
-            "--device and --token-file are of a pool", remedy="give its address: --pool ADDRESS"
+            "--device and --token-file require --pool", remedy="give its address: --pool ADDRESS"
         )
     sources = [load_source(model, build) for model in models]
     pairs = [(source.model, source.examples) for source in sources]

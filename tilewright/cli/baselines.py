@@ -32,7 +32,7 @@ class NotPossible(Exception):
 
 
 @dataclass(frozen=True)
-class Call:
+class TimedCall:
     """The model, the inputs of one call, and a folder for files."""
 
     source: ModelSource
@@ -69,15 +69,15 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Baseline:
+class BaselineSystem:
     name: str  # the name in --against
     label: str
     package: str
-    make: Callable[[Call], Run]
+    make: Callable[[TimedCall], Run]
     takes_onnx: bool = True
     on_gpu: bool = False
 
-    def obstacle(self, call: Call) -> str:
+    def obstacle(self, call: TimedCall) -> str:
         """Why the baseline cannot run this model or on this machine; "" if it can."""
         if importlib.util.find_spec(self.package) is None:
             return f"not installed: pip install {self.package}"
@@ -85,7 +85,7 @@ class Baseline:
             return "the model is an ONNX file"
         return "compared on CPUs only" if call.source.is_on_gpu and not self.on_gpu else ""
 
-    def prepare(self, call: Call) -> Run:
+    def prepare(self, call: TimedCall) -> Run:
         """Return a function that calls the model, after one call. Raises NotPossible if that fails."""
         try:
             run = self.make(call)
@@ -97,12 +97,12 @@ class Baseline:
         return run
 
 
-def _eager(call: Call) -> Run:
+def _eager(call: TimedCall) -> Run:
     torch = require_torch()
     return _torch_run(torch, call.source.eager(), call)
 
 
-def _inductor(call: Call) -> Run:
+def _inductor(call: TimedCall) -> Run:
     compiler = os.environ.get("CXX", "g++")
     if not call.source.is_on_gpu and shutil.which(compiler) is None:
         raise NotPossible(f"Inductor needs a C++ compiler, and {compiler} was not found (set CXX)")
@@ -110,7 +110,7 @@ def _inductor(call: Call) -> Run:
     return _torch_run(torch, torch.compile(call.source.eager()), call)
 
 
-def _torch_run(torch: Any, model: Any, call: Call) -> Run:
+def _torch_run(torch: Any, model: Any, call: TimedCall) -> Run:
     def run() -> Any:
         # Not `inference_mode`: Inductor would compile again when the mode changes.
         with torch.no_grad():
@@ -122,7 +122,7 @@ def _torch_run(torch: Any, model: Any, call: Call) -> Run:
     return run
 
 
-def _onnx_runtime(call: Call) -> Run:
+def _onnx_runtime(call: TimedCall) -> Run:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -133,7 +133,7 @@ def _onnx_runtime(call: Call) -> Run:
     return lambda: session.run(None, feed)
 
 
-def _openvino(call: Call) -> Run:
+def _openvino(call: TimedCall) -> Run:
     import openvino
 
     core = openvino.Core()
@@ -156,7 +156,7 @@ def _openvino(call: Call) -> Run:
     return run
 
 
-def _feed(names: Sequence[str], call: Call) -> dict[str, np.ndarray]:
+def _feed(names: Sequence[str], call: TimedCall) -> dict[str, np.ndarray]:
     """Map arrays to a session's input names: by name, or in order if the names differ, as they may after an
     export."""
     by_name = dict(zip(call.names, call.arrays, strict=True))
@@ -170,16 +170,18 @@ def _feed(names: Sequence[str], call: Call) -> dict[str, np.ndarray]:
 BASELINES = {
     baseline.name: baseline
     for baseline in (
-        Baseline("torch", "PyTorch eager", "torch", _eager, takes_onnx=False, on_gpu=True),
-        Baseline("inductor", "torch.compile (Inductor)", "torch", _inductor, takes_onnx=False, on_gpu=True),
-        Baseline("onnxruntime", "ONNX Runtime", "onnxruntime", _onnx_runtime),
-        Baseline("openvino", "OpenVINO", "openvino", _openvino),
+        BaselineSystem("torch", "PyTorch eager", "torch", _eager, takes_onnx=False, on_gpu=True),
+        BaselineSystem(
+            "inductor", "torch.compile (Inductor)", "torch", _inductor, takes_onnx=False, on_gpu=True
+        ),
+        BaselineSystem("onnxruntime", "ONNX Runtime", "onnxruntime", _onnx_runtime),
+        BaselineSystem("openvino", "OpenVINO", "openvino", _openvino),
     )
 }
 _ALSO = {"ort": "onnxruntime", "eager": "torch", "pytorch": "torch", "torch.compile": "inductor"}
 
 
-def chosen(against: str) -> tuple[list[Baseline], bool]:
+def chosen(against: str) -> tuple[list[BaselineSystem], bool]:
     """Return the baselines of a comma-separated list, and whether they were named; "all" means all that are
     installed."""
     names = [each.strip().lower() for each in against.split(",") if each.strip()]

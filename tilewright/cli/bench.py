@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewright import knobs
-from tilewright.cli.baselines import BASELINES, Baseline, Call, NotPossible, Run, chosen
+from tilewright.cli.baselines import BASELINES, BaselineSystem, NotPossible, Run, TimedCall, chosen
 from tilewright.cli.models import (
     TRUSTED,
     ModelSource,
@@ -36,7 +36,7 @@ _PAUSE = 0.1  # seconds, for the threads of other systems to go to sleep
 
 
 @dataclass
-class Row:
+class SystemTimes:
     """The measurements of one system, or the reason why there are none."""
 
     name: str
@@ -57,7 +57,7 @@ class Comparison:
     seconds: float | None = None
     fastest: float | None = None
     load: float = 0.0  # other processes per core that wanted to run before this command started
-    rows: list[Row] = field(default_factory=list)
+    rows: list[SystemTimes] = field(default_factory=list)
     interrupted: bool = False
 
     def to_dict(self) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def _print_alone(result: Any, json: bool) -> None:
 def compare(
     source: ModelSource,
     compiled: CompiledModel,
-    baselines: Sequence[Baseline],
+    baselines: Sequence[BaselineSystem],
     rounds: int,
     *,
     quiet: bool = False,
@@ -147,7 +147,7 @@ def compare(
     given = source.examples
     arrays = random_inputs(compiled.plan) if given is None else compiled._arrays(given)
     with tempfile.TemporaryDirectory() as folder:
-        call = Call(source, arrays, list(compiled.inputs), compiled.threads or 1, Path(folder))
+        call = TimedCall(source, arrays, list(compiled.inputs), compiled.threads or 1, Path(folder))
         own = _own_run(source, compiled, arrays)
         runs: dict[str, Run] = {"": own}
         times: dict[str, list[float]] = {"": []}
@@ -173,8 +173,8 @@ def compare(
 
 def _prepare(
     result: Comparison,
-    call: Call,
-    baselines: Sequence[Baseline],
+    call: TimedCall,
+    baselines: Sequence[BaselineSystem],
     runs: dict[str, Run],
     outputs: Sequence[np.ndarray],
     quiet: bool,
@@ -186,7 +186,7 @@ def _prepare(
 
         require_torch().set_num_threads(result.threads)
     for baseline in baselines:
-        row = Row(baseline.name, baseline.label, reason=baseline.obstacle(call))
+        row = SystemTimes(baseline.name, baseline.label, reason=baseline.obstacle(call))
         if row.reason and not named:
             continue
         result.rows.append(row)

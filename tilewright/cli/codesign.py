@@ -22,7 +22,7 @@ from tilewright.cli.output import console, err, print_json, print_table
 
 if TYPE_CHECKING:
     from tilewright.codesign.problem import Layer
-    from tilewright.codesign.search import Progress
+    from tilewright.codesign.search import ExplorationProgress
 
 _SPOKEN = 5.0  # seconds between lines of progress
 _SHOWN = 12  # layers in the table
@@ -143,7 +143,7 @@ def _layers(model: str, build: BuildOptions) -> list[Layer]:
     return layers_of(frontend.import_model(source.model, source.examples).graph)
 
 
-def _silent(step: Progress) -> None:
+def _silent(step: ExplorationProgress) -> None:
     return
 
 
@@ -153,7 +153,7 @@ class _Spoken:
     def __init__(self) -> None:
         self._stage, self._last = "", 0.0
 
-    def __call__(self, step: Progress) -> None:
+    def __call__(self, step: ExplorationProgress) -> None:
         now = time.monotonic()
         if step.stage == self._stage and now - self._last < _SPOKEN:
             return

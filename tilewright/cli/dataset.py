@@ -146,7 +146,7 @@ def train(
     from tilewright.cost import weights
     from tilewright.dataset.store import read
     from tilewright.dataset.tables import tables_of
-    from tilewright.dataset.train import Settings, about
+    from tilewright.dataset.train import TrainingSettings, about
     from tilewright.dataset.train import train as trained
 
     check_output(output)
@@ -158,7 +158,7 @@ def train(
     say = (lambda line: None) if json else (lambda line: console.print(line, markup=False))
     for reason, count in left.counts:
         say(f"{count} records {reason} are left out")
-    tensors = trained(tables, Settings(steps=steps, seed=seed), start=before, device=device, say=say)
+    tensors = trained(tables, TrainingSettings(steps=steps, seed=seed), start=before, device=device, say=say)
     weights.save(output, tensors, about(tables, steps, seed))
     records = sum(len(table.configs) for table in tables)
     result = {"tasks": len(tables), "records": records, "bytes": output.stat().st_size}

@@ -43,7 +43,7 @@ _PACKAGES = {
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     """One line of the output."""
 
     verdict: str
@@ -78,7 +78,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def examine(facts: dict[str, Any], *, measure: bool, quiet: bool = True) -> Iterator[Finding]:
+def examine(facts: dict[str, Any], *, measure: bool, quiet: bool = True) -> Iterator[Diagnosis]:
     """Yield findings as they are made; the numbers behind them go into `facts`."""
     facts.update(
         tilewright=tilewright.__version__, python=platform.python_version(), platform=platform.platform()
@@ -99,56 +99,58 @@ def examine(facts: dict[str, Any], *, measure: bool, quiet: bool = True) -> Iter
 
 
 def _guarded(
-    part: Callable[[dict[str, Any]], Iterator[Finding]], name: str, facts: dict[str, Any]
-) -> Iterator[Finding]:
+    part: Callable[[dict[str, Any]], Iterator[Diagnosis]], name: str, facts: dict[str, Any]
+) -> Iterator[Diagnosis]:
     """Yield the findings of one part. An error in it becomes a problem, and the other parts still run."""
     try:
         yield from part(facts)
     except TilewrightError as error:
-        yield Finding(PROBLEM, name, error.message, error.remedy)
+        yield Diagnosis(PROBLEM, name, error.message, error.remedy)
 
 
-def _platform() -> Finding:
+def _platform() -> Diagnosis:
     system, machine = platform.system(), platform.machine()
     if (system, machine) == ("Linux", "x86_64"):
-        return Finding(OK, "platform", platform.platform())
-    return Finding(NOTE, "platform", f"{platform.platform()}: tested only on Linux, x86-64")
+        return Diagnosis(OK, "platform", platform.platform())
+    return Diagnosis(NOTE, "platform", f"{platform.platform()}: tested only on Linux, x86-64")
 
 
-def _environment(facts: dict[str, Any]) -> Iterator[Finding]:
+def _environment(facts: dict[str, Any]) -> Iterator[Diagnosis]:
     """Report variables that set an option, those with an invalid value, and those that set nothing."""
     known = {option.variable for option in knobs.OPTIONS}
     unknown = sorted(name for name in os.environ if name.startswith("TILEWRIGHT_") and name not in known)
     for name in unknown:
         remedy = did_you_mean(name, known) or f"unset {name}"
-        yield Finding(PROBLEM, "environment", f"{name} is not an option of Tilewright and is ignored", remedy)
+        yield Diagnosis(
+            PROBLEM, "environment", f"{name} is not an option of Tilewright and is ignored", remedy
+        )
     states = []
     for option in knobs.OPTIONS:
         try:
             states.append(asdict(knobs.state(option)))
         except TilewrightError as error:
-            yield Finding(PROBLEM, "environment", error.message, f"unset {option.variable}, or correct it")
+            yield Diagnosis(PROBLEM, "environment", error.message, f"unset {option.variable}, or correct it")
     facts["options"] = [{"from" if key == "source" else key: state[key] for key in state} for state in states]
     given = [state["variable"] for state in states if state["source"] == "environment"]
     if not unknown and len(states) == len(knobs.OPTIONS):
-        yield Finding(OK, "environment", f"sets {', '.join(given)}" if given else "sets no option")
+        yield Diagnosis(OK, "environment", f"sets {', '.join(given)}" if given else "sets no option")
 
 
-def _libraries(facts: dict[str, Any]) -> Iterator[Finding]:
+def _libraries(facts: dict[str, Any]) -> Iterator[Diagnosis]:
     facts["libraries"] = found = {name: _version(name) for name in _PACKAGES}
     present = [f"{name} {installed}" for name, installed in found.items() if installed]
     missing = [name for name, (purpose, _) in _PACKAGES.items() if not purpose and found[name] is None]
     for name in missing:
-        yield Finding(PROBLEM, "libraries", f"{name} is not installed", f"pip install {name}")
-    yield Finding(OK, "libraries", ", ".join(present))
+        yield Diagnosis(PROBLEM, "libraries", f"{name} is not installed", f"pip install {name}")
+    yield Diagnosis(OK, "libraries", ", ".join(present))
     for name, (purpose, extra) in _PACKAGES.items():
         if purpose and found[name] is None:
-            yield Finding(
+            yield Diagnosis(
                 NOTE, "libraries", f"no {name}, for: {purpose}", f"pip install 'tilewright[{extra}]'"
             )
 
 
-def _processor(facts: dict[str, Any]) -> Iterator[Finding]:
+def _processor(facts: dict[str, Any]) -> Iterator[Diagnosis]:
     from tilewright.hw import host
 
     machine = host()
@@ -164,12 +166,12 @@ def _processor(facts: dict[str, Any]) -> Iterator[Finding]:
     }
     text = f"{machine.cpu}: {machine.vector_bytes * 8}-bit vectors, {machine.cores} core(s)"
     if machine.has_fma:
-        yield Finding(OK, "CPU", f"{text}, FMA")
+        yield Diagnosis(OK, "CPU", f"{text}, FMA")
     else:
-        yield Finding(NOTE, "CPU", f"{text}, no FMA: matmuls and convolutions run at half speed or less")
+        yield Diagnosis(NOTE, "CPU", f"{text}, no FMA: matmuls and convolutions run at half speed or less")
 
 
-def _threads(facts: dict[str, Any]) -> Iterator[Finding]:
+def _threads(facts: dict[str, Any]) -> Iterator[Diagnosis]:
     from tilewright.runtime import threads
 
     facts["threads"] = found = threads.describe()
@@ -177,14 +179,14 @@ def _threads(facts: dict[str, Any]) -> Iterator[Finding]:
     text = f"{found['threads']}, {runtime}: {found['why']}"
     if found["threads"] > found["usable_cores"]:
         remedy = f"set TILEWRIGHT_THREADS to at most {found['usable_cores']}"
-        yield Finding(
+        yield Diagnosis(
             PROBLEM, "threads", f"{text}; more than the {found['usable_cores']} usable core(s)", remedy
         )
     else:
-        yield Finding(OK, "threads", text)
+        yield Diagnosis(OK, "threads", text)
 
 
-def _cache(facts: dict[str, Any]) -> Iterator[Finding]:
+def _cache(facts: dict[str, Any]) -> Iterator[Diagnosis]:
     from tilewright.codegen.cache import ObjectCache
 
     cache = ObjectCache.default()
@@ -192,25 +194,25 @@ def _cache(facts: dict[str, Any]) -> Iterator[Finding]:
     existing = next(each for each in (cache.folder, *cache.folder.parents) if each.exists())
     if not os.access(existing, os.W_OK):
         remedy = "set TILEWRIGHT_CACHE_DIR to a folder that you own and can write"
-        yield Finding(
+        yield Diagnosis(
             PROBLEM, "cache", f"{cache.folder} cannot be written: kernels are built every time", remedy
         )
         return
-    yield Finding(OK, "cache", f"{cache.folder}: {size(cache.size_bytes())} of {size(cache.limit_bytes)}")
+    yield Diagnosis(OK, "cache", f"{cache.folder}: {size(cache.size_bytes())} of {size(cache.limit_bytes)}")
 
 
-def _database(facts: dict[str, Any]) -> Iterator[Finding]:
+def _database(facts: dict[str, Any]) -> Iterator[Diagnosis]:
     from tilewright.db.location import default_path
 
     path = default_path()
     facts["database"] = {"path": str(path), "bytes": path.stat().st_size if path.exists() else 0}
     if path.exists():
-        yield Finding(OK, "database", f"{path}: {size(path.stat().st_size)}")
+        yield Diagnosis(OK, "database", f"{path}: {size(path.stat().st_size)}")
     else:
-        yield Finding(NOTE, "database", "nothing was tuned here yet", "tilewright tune MODEL")
+        yield Diagnosis(NOTE, "database", "nothing was tuned here yet", "tilewright tune MODEL")
 
 
-def _calibration(facts: dict[str, Any], *, measure: bool, quiet: bool) -> Iterator[Finding]:
+def _calibration(facts: dict[str, Any], *, measure: bool, quiet: bool) -> Iterator[Diagnosis]:
     import msgspec
 
     from tilewright.hw import host
@@ -228,7 +230,7 @@ def _calibration(facts: dict[str, Any], *, measure: bool, quiet: bool) -> Iterat
     yield from calibration_findings(machine, found)
 
 
-def calibration_findings(machine: CpuMachine, found: Calibration) -> Iterator[Finding]:
+def calibration_findings(machine: CpuMachine, found: Calibration) -> Iterator[Diagnosis]:
     """Report cache sizes, as the system and the measurement give them, then the speed of one thread and of all."""
     verdict = OK if found.measured else NOTE
     sizes = []
@@ -236,17 +238,17 @@ def calibration_findings(machine: CpuMachine, found: Calibration) -> Iterator[Fi
         measured, said = getattr(found.capacities, level), getattr(machine.caches, level)
         remark = "" if measured == said else f" (the system says {size(said)})"
         sizes.append(f"{level.upper()} {size(measured)}{remark}" if measured else f"no {level.upper()}")
-    yield Finding(verdict, "caches", ", ".join(sizes))
+    yield Diagnosis(verdict, "caches", ", ".join(sizes))
     for speeds in (found.one, found.all) if found.all.threads > 1 else (found.one,):
-        yield Finding(verdict, "speed", _speeds(speeds))
+        yield Diagnosis(verdict, "speed", _speeds(speeds))
     if not found.measured:
-        yield Finding(NOTE, "speed", "not calibrated; these are assumed figures", "tilewright doctor")
+        yield Diagnosis(NOTE, "speed", "not calibrated; these rates are assumed", "tilewright doctor")
     elif found.share < _least_share():
         text = (
             f"other work was running ({found.share:.0%} of the CPU was left to this measurement): these results are"
             " not kept"
         )
-        yield Finding(NOTE, "speed", text, "tilewright doctor, when the machine is idle")
+        yield Diagnosis(NOTE, "speed", text, "tilewright doctor, when the machine is idle")
 
 
 def _least_share() -> float:
@@ -263,7 +265,7 @@ def _speeds(speeds: Speeds) -> str:
     )
 
 
-def _gpu(facts: dict[str, Any], *, measure: bool) -> Finding:
+def _gpu(facts: dict[str, Any], *, measure: bool) -> Diagnosis:
     """Report the first GPU and its speed, or why models cannot run on one."""
     from tilewright.hw.gpu import detect
 
@@ -271,10 +273,10 @@ def _gpu(facts: dict[str, Any], *, measure: bool) -> Finding:
         machine = detect()
     except TilewrightError as error:
         facts["gpu"] = f"none: {error.message}"
-        return Finding(NOTE, "GPU", f"none: {error.message}")
+        return Diagnosis(NOTE, "GPU", f"none: {error.message}")
     text = f"{machine.describe()}; {gpu_speed(machine, measure=measure)}"
     facts["gpu"] = text
-    return Finding(PROBLEM if "measuring it failed" in text else OK, "GPU", text)
+    return Diagnosis(PROBLEM if "measuring it failed" in text else OK, "GPU", text)
 
 
 def gpu_speed(machine: GpuMachine, *, measure: bool) -> str:
@@ -289,9 +291,9 @@ def gpu_speed(machine: GpuMachine, *, measure: bool) -> str:
         except TilewrightError as error:
             failure = f"measuring it failed: {error.message}; "
     if found is None:
-        return f"{failure}not calibrated; using data-sheet figures"
-    figures = f"{found.copy / 1e9:.0f} GB/s copy, {found.products / 1e12:.0f} TFLOP/s fp16 by mma.sync"
-    return f"{failure}{figures}{' (of an earlier run)' if failure else ''}"
+        return f"{failure}not calibrated; using data-sheet values"
+    rates = f"{found.copy / 1e9:.0f} GB/s copy, {found.products / 1e12:.0f} TFLOP/s fp16 by mma.sync"
+    return f"{failure}{rates}{' (of an earlier run)' if failure else ''}"
 
 
 def _version(package: str) -> str | None:
@@ -311,7 +313,7 @@ def size(count: int) -> str:
     return f"{count / 2**10:.3g} KiB"
 
 
-def _show(finding: Finding) -> None:
+def _show(finding: Diagnosis) -> None:
     from rich.markup import escape
 
     style = {OK: "green", NOTE: "yellow", PROBLEM: "bold red"}[finding.verdict]

@@ -1,4 +1,4 @@
-"""How commands are declared: `-h` everywhere, help when no command is given, flags shown as flags."""
+"""Declares commands: `-h` works everywhere, a group without a command shows help, and flags are shown as flags."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
 """Parse a MODEL argument into a model with example inputs.
 
-resnet50 a model of the zoo, with random weights model.pt2 a program saved by torch.export.save model.onnx an ONNX
-model; if it leaves dimensions open, with example inputs in an .npz file model.tw an artifact, for commands that need
-only a compiled model package.module:name a function without arguments that returns (nn.Module, example inputs)
+- `resnet50`: a model of the zoo, with random weights
+- `model.pt2`: a program saved by `torch.export.save`
+- `model.onnx`: an ONNX model; if it leaves dimensions open, with example inputs in an .npz file
+- `model.tw`: an artifact, for commands that need only a compiled model
+- `package.module:name`: a function without arguments that returns (nn.Module, example inputs)
 """
 
 from __future__ import annotations
@@ -115,7 +117,7 @@ def refuse_trusted(argument: str | None, trusted: list[Path] | None) -> None:
     """Refuse a key that would be ignored."""
     if trusted and not (argument and is_artifact(argument)):
         raise ModelArgumentError(
-            f"--trusted is for .tw files, and {argument or 'the database'} is none",
+            f"--trusted applies to .tw files only, got {argument or 'no file'}",
             remedy="leave --trusted out",
         )
 
@@ -146,7 +148,7 @@ def load_source(argument: str, build: BuildOptions) -> ModelSource:
     """Load the model that an argument names. PyTorch models move to the target GPU, if this machine has it."""
     if build.inputs is not None and not argument.endswith(".onnx"):
         raise ModelArgumentError(
-            f"--inputs is for ONNX models, and {argument} is none", remedy="leave --inputs out"
+            f"--inputs applies to ONNX models only, got {argument}", remedy="leave --inputs out"
         )
     if is_artifact(argument):
         require_file(argument)
@@ -161,6 +163,10 @@ def load_source(argument: str, build: BuildOptions) -> ModelSource:
         return ModelSource(Path(argument).stem, Path(argument), (), given)
     if not argument.endswith(".pt2") and ":" not in argument:
         require_known(argument)
+    if argument.endswith(".pt2"):
+        from tilewright.frontend import check_program_file
+
+        check_program_file(argument)
     require_torch()
     if argument.endswith(".pt2"):
         source = _from_program(argument)

@@ -72,6 +72,8 @@ def run_guarded(app: Callable[..., Any]) -> int:
 
 def _usage(error: Any) -> tuple[str, str]:
     """Return what is wrong with the command line, and what to try."""
+    if getattr(error, "option_name", None) == "--json" and (error.ctx is None or error.ctx.parent is None):
+        return "--json belongs to a command", "put --json after the command: tilewright COMMAND ... --json"
     if possibilities := getattr(error, "possibilities", None):
         return error.message, f"did you mean {' or '.join(sorted(possibilities))}?"
     message, _, suggestion = error.format_message().partition(". Did you mean ")

@@ -171,7 +171,9 @@ def down(
     if json:
         print_json({"stopped": stopped})
         return
-    console.print(f"stopped {', '.join(stopped)}" if stopped else "no node was started here", markup=False)
+    console.print(
+        f"stopped {', '.join(stopped)}" if stopped else "no node is running on this machine", markup=False
+    )
 
 
 def _devices(names: list[str] | None) -> tuple[Device, ...]:
@@ -180,7 +182,10 @@ def _devices(names: list[str] | None) -> tuple[Device, ...]:
     if names == ["none"]:
         return ()
     if names and "none" in names:
-        raise OptionError("--device none goes alone", remedy="leave it out, or leave the others out")
+        raise OptionError(
+            "--device none cannot be combined with other devices",
+            remedy="leave it out, or leave the others out",
+        )
     return tuple(cluster.device_here(name) for name in names or ["cpu"])
 
 

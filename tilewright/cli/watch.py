@@ -81,7 +81,7 @@ def summary(progress: Progress) -> str:
         "known": "all from the database, nothing measured",
         "converged": "no more than 1% is expected",
         "budget": "the budget is spent",
-        "trials": "as many trials as asked for",
+        "trials": "trial limit reached",
         "exhausted": "every task's search is at its end",
         "met": "fast enough",
         "interrupted": "interrupted; what was measured is kept, and the best so far is used",

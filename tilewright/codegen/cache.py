@@ -28,7 +28,7 @@ class ObjectCache:
         self.limit_bytes = limit_bytes
         self._insertions = 0
         try:
-            # Object code is run: nobody else may write here.
+            # Object code is executed, so other users must not write here.
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise CacheError(
@@ -59,7 +59,7 @@ class ObjectCache:
         return payload
 
     def put(self, key: str, payload: bytes) -> None:
-        """Keep `payload`. A cache that cannot be written to is no reason to fail: the caller has its object code."""
+        """Keep `payload`. Errors are ignored: the caller has its object code."""
         path = self._path(key)
         temporary: str | None = None
         try:

@@ -1,4 +1,4 @@
-"""What the search is compared with, all by the same evaluator.
+"""The baselines that the search is compared with; all use the same evaluator.
 
     random       random hardware, random mappings on it
     annealing    hardware by the simulated annealing of `search/`, random mappings on it
@@ -64,7 +64,7 @@ def random_mappings(layer: Layer, count: int, dim: int, rng: np.random.Generator
 def randomly_mapped(
     evaluator: Evaluator, machine: GemminiMachine, rng: np.random.Generator, drawn: int = _DRAWN
 ) -> Design | None:
-    """The best of random mappings of each layer that fit, None where none does for a layer."""
+    """The best of several random legal mappings for each layer; None if some layer has none."""
     chosen = []
     hardware = Hardware.of([machine])
     for layer in evaluator.network.layers:

@@ -1,9 +1,9 @@
 """Gradient descent over the mappings of all layers and the hardware together, many starts at once.
 
-Coordinates are the logarithms of factors: of the tiles in each memory, and of the rows and columns of the array. DRAM's
-factor is what is left of a loop. The hardware is inferred: an array as large as the largest that a mapping uses,
-memories as large as the largest tiles. So the derivative of the network's EDP by the size of a memory belongs to the
-layer that needs it to be that large, and one descent moves programs and hardware.
+Coordinates are the logarithms of factors: of the tiles in each memory, and of the rows and columns of the array. The
+DRAM factor is the loop's extent divided by its other factors. The hardware is inferred: an array as large as the
+largest that a mapping uses, memories as large as the largest tiles. So the derivative of the network's EDP by the size
+of a memory belongs to the layer that needs it to be that large, and one descent moves programs and hardware.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ _NEAR_BEAM = 64  # partial mappings of each case that are kept to find near-opti
 
 @dataclass(frozen=True)
 class Objective:
-    """What is minimised: cycles, energy, their product, or a weighted sum of both."""
+    """The quantity to minimise: cycles, energy, their product, or a weighted sum of both."""
 
     kind: str = "edp"
     cycle_weight: float = 0.0
@@ -76,7 +76,7 @@ EDP, LATENCY, ENERGY = Objective("edp"), Objective("latency"), Objective("energy
 
 @dataclass(frozen=True)
 class Best:
-    """A mapping, what it costs, and a bound that no mapping is below. `proven`: they are equal."""
+    """A mapping, its cost, and a lower bound of all mappings' costs. `proven`: the mapping reaches the bound."""
 
     mapping: Mappings  # of one row
     cycles: float
@@ -137,7 +137,8 @@ def best_mapping(
     model: Model | None = None,
     most: int = 50_000_000,
 ) -> Best:
-    """The best of all mappings of a layer. After `most` partial mappings the best so far and a bound are returned."""
+    """The mapping of a layer with the least objective, found by branch and bound. After `most` partial mappings the
+    search stops, and returns the best mapping so far with a lower bound."""
     search = _Search(layer, machine, objective, model or Model.of(machine), most)
     return search.run()
 

@@ -63,7 +63,7 @@ class Mappings:
 
     @classmethod
     def parse(cls, texts: Sequence[str]) -> Mappings:
-        """Raise MappingError if a text is none."""
+        """Raise MappingError if a text is not a mapping."""
         factors = np.ones((len(texts), len(LEVELS), len(LOOPS)))
         spatial = np.ones((len(texts), 2))
         order = np.empty(factors.shape, np.int8)

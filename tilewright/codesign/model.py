@@ -1,13 +1,12 @@
-"""What a mapping costs on a hardware point: cycles and energy, with derivatives.
+"""An analytical cost model: the cycles and energy of a mapping on a hardware point, with derivatives.
 
 Traffic is counted for each tensor and memory, as Timeloop counts it. A tile is read again from the memory above
-whenever a loop outside of it moves to another one; loops inside of the innermost such loop leave it where it is. Cycles
-are the largest of what each part needs for its share, as in a roofline model; energy is the sum of all accesses times
-what each costs.
+it whenever a loop around it moves to another tile; loops inside the innermost such loop reuse the tile. Cycles are the
+maximum over the hardware's parts, as in a roofline model; energy is the sum over all accesses of the energy of each.
 
-At whole factors the counts are exact. Between them they are continuous: a loop that does not move through a tensor
-counts by as much as the loops inside of it that do are above 1, from not at all at 1 to wholly at 2. So a search can
-follow derivatives from one mapping to another, and finds at its rounded end what it saw on the way.
+For integer factors the counts are exact, and between them they are continuous. A loop that does not index a tensor
+multiplies its traffic only if an inner loop does: its exponent rises from 0, if these inner factors are 1, to 1, if
+they are 2 or more. So a search can follow derivatives from one mapping to another.
 
 Coordinates are logarithms: of the 28 factors by level and loop, of the rows and columns that are used, and of the
 hardware's array, scratchpad and accumulator.
@@ -62,9 +61,9 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Model:
-    """`smoothing`: how softly the largest part is taken; 0: sharply. `rounded`: cycles are whole, and DRAM moves whole
-    blocks; derivatives are those before rounding. `sliding`: of a window that overlaps the one before it only what is
-    new is read."""
+    """`smoothing`: the softness of the maximum over parts; 0: an exact maximum. `rounded`: cycles are whole numbers,
+    and DRAM moves whole blocks; derivatives are those before rounding. `sliding`: if a window overlaps the previous
+    one, only its new elements are read."""
 
     energy: AccessEnergy = field(default_factory=AccessEnergy)
     dram_bytes_per_cycle: float = 8.0
@@ -75,13 +74,14 @@ class Model:
 
     @classmethod
     def of(cls, machine: GemminiMachine, **options: float) -> Model:
-        """The model with what all points of a search share with this machine: DRAM and the energies of accesses."""
+        """The model with the parameters that all points of a search share with this machine: DRAM and access
+        energies."""
         return cls(machine.energy, machine.dram_bytes_per_cycle, machine.dram_block, **options)  # type: ignore[arg-type]
 
     def estimate(
         self, nests: Nests, mappings: Mappings, hardware: Hardware, *, gradients: bool = False
     ) -> Estimate:
-        """Says nothing about whether mappings fit; `mapping.check` does."""
+        """Cycles and energy. Whether mappings fit is not checked; `mapping.check` does that."""
         loops = _Loops(nests, mappings, hardware, gradients)
         macs, rows, columns = loops.macs, loops.coordinate(ROWS), loops.coordinate(COLUMNS)
         weight_fills = rows * columns * loops.fetches("weights", ACCUMULATOR)
@@ -177,7 +177,7 @@ class _Loops:
         return product([channels, self._extent(0, level), self._extent(1, level)])
 
     def fetches(self, tensor: str, level: int) -> Quantity:
-        """How often a tile is brought in by the loops of this level and those above it."""
+        """How often the loops of this level and those above it fetch a tile."""
         moving = [
             index for index in range(level * len(LOOPS), _FACTORS) if index % len(LOOPS) in RELEVANT[tensor]
         ]
@@ -193,8 +193,8 @@ class _Loops:
         return Quantity(value, gradient * value[:, None])
 
     def overlap(self) -> Quantity:
-        """The share of the inputs that DRAM need not send again, because the innermost loop moves a window by less than
-        its size. A loop inside of it, even one that leaves the window where it is, ends that."""
+        """The share of the inputs that need not be read again from DRAM, because the innermost loop moves a window by
+        less than its size. It is 0 if another loop is inside that loop, even one that does not move the window."""
         level = list(range(DRAM * len(LOOPS), _FACTORS))
         total = Quantity(np.zeros(len(self._values)))
         for axis, (out, tap) in enumerate(_AXES):
@@ -214,8 +214,8 @@ class _Loops:
         return total
 
     def _counted(self, loops: list[int], movers: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For each of `loops`: by how much the movers inside of it make it count, from 0 to 1; the derivative of that
-        by a mover's logarithm; and which movers are inside."""
+        """For each of `loops`: its exponent, from 0 to 1, given the movers inside it; the exponent's derivative by a
+        mover's logarithm; and which movers are inside."""
         inside = self._depth[:, None, movers] < self._depth[:, loops, None]
         above = np.einsum("bsm,bm->bs", inside, self._logs[:, movers]) / _LN2
         return np.clip(above, 0.0, 1.0), np.where((above > 0.0) & (above < 1.0), 1.0 / _LN2, 0.0), inside

@@ -23,7 +23,7 @@ from tilewright.codesign.problem import Layer, Nests
 from tilewright.errors import HardwareRangeError, MappingError
 from tilewright.hw.gemmini import DIM_RANGE, KIB, MEMORY_RANGE, GemminiMachine
 
-_PASSES = 3  # of mapping a network: weights of cycles and energy follow from the pass before
+_PASSES = 3  # passes over the network; each uses the weights of the previous one
 _WITHIN = 0.5  # how far above the optimum a mapping may be that is faster with the correction
 _SETTLED = 1e-4  # relative change of the EDP below which there is no further pass
 
@@ -169,9 +169,9 @@ def _memory(size: float) -> int:
 
 @dataclass
 class Evaluator:
-    """What all searches evaluate with: it counts, in evaluations of a whole network. Bounds of the exact mapper are no
-    evaluations, and are counted apart. With a `correction`, cycles are those of Gemmini's RTL as far as it knows them;
-    energy is the analytical model's."""
+    """Evaluates designs for all searches, and counts evaluations of a whole network. Bounds of the exact mapper are
+    counted separately. With a `correction`, cycles approximate those of Gemmini's RTL; energy is the analytical
+    model's."""
 
     network: Network
     base: GemminiMachine
@@ -208,8 +208,8 @@ class Evaluator:
     def mapped(
         self, machine: GemminiMachine, *, near: Design | None = None, most: int = 50_000_000
     ) -> Design:
-        """The best mapping of each layer on this hardware. The network's EDP is a product of sums: a layer's weights of
-        cycles and energy are those with which the sums fall fastest. `near`: a design with weights that are close."""
+        """The best mapping of each layer on this hardware. The network's EDP is a product of sums, so a layer minimises
+        a weighted sum of cycles and energy. `near`: a design whose latency/energy weights to start from."""
         objective = EDP if near is None else _weights(near)
         best: Design | None = None
         for _ in range(_PASSES if near is None else 1):
@@ -228,8 +228,8 @@ class Evaluator:
     def best_mapping(
         self, layer: Layer, machine: GemminiMachine, objective: Objective, most: int = 50_000_000
     ) -> tuple[Mappings, float, float]:
-        """(mapping, cycles, energy): the optimum. With a correction the best of mappings near the optimum and of the
-        library's tiling, by corrected cycles."""
+        """(mapping, cycles, energy) of the optimum. With a correction: of the best, by corrected cycles, among mappings
+        near the optimum and the library's tiling."""
         self.mappings += 1
         if self.correction is None:
             found = best_mapping(layer, machine, objective, model=self.model, most=most)

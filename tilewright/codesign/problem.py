@@ -4,8 +4,8 @@
         output[n, k, q, p] += weight[k, c, s, r] * input[n, c, q * stride + s * dilation, p * stride + r * dilation]
 
 A matmul is the case in which p walks the rows and q, s and r are 1. Extents: R, S of the kernel (width, height); P, Q
-of the output (width, height); C input channels; K output channels; N the batch. Padding is no loop: it only decides how
-large P and Q are.
+of the output (width, height); C input channels; K output channels; N the batch. Padding is not a loop: it only decides
+how large P and Q are.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What a search found, for people and for tools: an HTML page that needs no network, and a JSON file with the
-hardware's parameters and each layer's mapping."""
+"""Reports the result of a search: an HTML page that needs no network, and a JSON file with the hardware's parameters
+and each layer's mapping."""
 
 from __future__ import annotations
 

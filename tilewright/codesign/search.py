@@ -41,7 +41,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Progress:
+class ExplorationProgress:
     stage: str
     seconds: float
     evaluations: int
@@ -50,11 +50,11 @@ class Progress:
 
 @dataclass
 class Exploration:
-    """What a search has found; it can be looked at while the search runs."""
+    """The result of a search; it can be read while the search runs."""
 
     limits: Limits
     designs: list[Design] = field(default_factory=list)  # all hardware points with mappings of all layers
-    history: list[Progress] = field(default_factory=list)
+    history: list[ExplorationProgress] = field(default_factory=list)
     interrupted: bool = False
     seconds: float = 0.0
     evaluations: int = 0
@@ -73,7 +73,7 @@ class Exploration:
 
     @property
     def front(self) -> list[Design]:
-        """Designs than which none is both smaller and better, by area."""
+        """The Pareto front of area and EDP, by area."""
         found: list[Design] = []
         for design in sorted(self.designs, key=lambda design: (design.area, design.edp)):
             if design.within(self.limits) and (not found or design.edp < found[-1].edp):
@@ -93,11 +93,18 @@ def explore(
     importance: bool = True,
     descend: bool = True,
     correction: Correction | None = None,
-    progress: Callable[[Progress], None] = lambda step: None,
+    progress: Callable[[ExplorationProgress], None] = lambda step: None,
 ) -> Exploration:
-    """A search within a budget. Ctrl-C ends it, and what was found so far is returned. `base`: what all hardware points
-    share, such as DRAM's bandwidth. `descend=False`: random hardware instead of the descent's, to compare. With a
-    `correction`, mappings and hardware are judged by corrected cycles; arrays have the size that it was measured on."""
+    """Search for hardware and mappings of a network with the least EDP, within a budget. Ctrl-C ends the search and
+    returns the designs found so far.
+
+    - `base`: the parameters that all hardware points share, such as DRAM's bandwidth. `limits`: those of the hardware.
+    - `starts`, `steps`: of the gradient descent. `importance`: most steps evaluate and move only the layers with the
+      largest gradients. `descend=False`: random hardware instead, as a baseline.
+    - `correction`: judge mappings and hardware by corrected cycles. All arrays then have the size that it was measured
+      on.
+    - `progress`: called after each design, with the best EDP so far.
+    """
     base = base or GemminiMachine()
     limits = limits or Limits()
     if correction is not None:
@@ -126,7 +133,11 @@ class _Spent(Exception):
 
 class _Search:
     def __init__(
-        self, evaluator: Evaluator, limits: Limits, budget: Budget, progress: Callable[[Progress], None]
+        self,
+        evaluator: Evaluator,
+        limits: Limits,
+        budget: Budget,
+        progress: Callable[[ExplorationProgress], None],
     ) -> None:
         self.evaluator, self.limits, self.budget, self._progress = evaluator, limits, budget, progress
         self.found = Exploration(limits)
@@ -224,7 +235,7 @@ class _Search:
         return self._tried[key]
 
     def _neighbours(self, design: Design, stride: float, limits: Limits) -> Iterator[GemminiMachine]:
-        """First by what the programs say: memories that they use in full may be too small."""
+        """Neighbouring machines. Start with memories that the mappings fill: they may be too small."""
         machine = design.machine
         need = needs(self.evaluator.network.nests, design.mappings)
         used = (
@@ -311,7 +322,7 @@ class _Search:
 
     def report(self) -> None:
         edps = [design.edp for design in self.found.designs if design.within(self.limits)]
-        step = Progress(
+        step = ExplorationProgress(
             self._stage,
             time.monotonic() - self._began,
             self.evaluator.evaluations,

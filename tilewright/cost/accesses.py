@@ -112,7 +112,7 @@ def _statements(
         for branch in branches:
             yield from _statements(branch, path, executions / len(branches), line, threads)
     elif isinstance(stmt, Copy | Commit | Await | Warp) and not threads:
-        raise InternalError("a program for threads of a GPU, counted as one for a processor")
+        raise InternalError("expected a CPU program, got a GPU program")
     elif isinstance(stmt, Commit | Await | Push | Pop):
         return
     elif isinstance(stmt, Warp):  # all threads issue it together

@@ -24,7 +24,7 @@ from tilewright.cost import weights
 from tilewright.cost.analytical import SPREAD, Analytical
 from tilewright.cost.boosted import Experience, Learned, Samples, Validity
 from tilewright.cost.model import Prediction
-from tilewright.cost.network import MEMBERS, Network
+from tilewright.cost.network import MEMBERS, AttentionNetwork
 from tilewright.cost.tokens import BUCKETS, Tokeniser, Tokens
 from tilewright.errors import CostModelWarning, WeightsError
 from tilewright.space.candidates import Configs
@@ -38,9 +38,9 @@ _FLOOR = 0.05  # deviation of the log time of a config that members agree on
 
 
 @lru_cache(maxsize=4)
-def network(path: Path = weights.SHIPPED) -> Network:
+def network(path: Path = weights.SHIPPED) -> AttentionNetwork:
     """The network with the weights of a file, read once. Raises WeightsError."""
-    return Network(weights.load(path).tensors)
+    return AttentionNetwork(weights.load(path).tensors)
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class Attention:
 
 
 def _said(
-    known: Network | None, tokeniser: Tokeniser, configs: Sequence[Config]
+    known: AttentionNetwork | None, tokeniser: Tokeniser, configs: Sequence[Config]
 ) -> list[tuple[float, float, float, np.ndarray]]:
     """(log seconds, deviation, probability to work, similarity row) of each config."""
     if not configs:
@@ -214,7 +214,7 @@ def _said(
 _warned: set[str] = set()
 
 
-def _network_or_none(path: Path) -> Network | None:
+def _network_or_none(path: Path) -> AttentionNetwork | None:
     try:
         return network(path)
     except WeightsError as error:

@@ -40,7 +40,7 @@ _SCHEDULERS = 4  # of a multiprocessor; each has its own tensor core
 _SHARED_LATENCY = 50.0  # clocks until a fragment has arrived from shared memory
 _FIRST = 2.0  # such loads that a step waits for if its register pipeline is not fused with the tiles'
 _INNER_STEP, _FUSED_STEP = 150.0, 75.0  # clocks of a barrier and its idle time, without and with fusion
-_WRAP = 20.0  # additional clocks if the number of stages is no power of two
+_WRAP = 20.0  # additional clocks unless the number of stages is a power of two
 _MEMORY_SHARE = 0.92  # share of the data sheet's bandwidth
 _WRITE_SHARE = 0.95  # the same while results are written
 _L2_SHARE = 0.92  # share of L2 in which tensors remain from the previous kernel
@@ -73,7 +73,7 @@ def seconds(terms: Counted, machine: GpuMachine) -> float:
     if isinstance(terms, StreamTerms):
         return _stream(terms, machine)
     if not isinstance(terms, GpuTerms):
-        raise InternalError("terms of a processor for a GPU")
+        raise InternalError(f"expected GPU terms, got {type(terms).__name__}")
     most = machine.resident_blocks(terms.threads, terms.registers, terms.shared_bytes)
     if not most:
         return math.inf

@@ -67,7 +67,7 @@ def parameters() -> int:
 
 
 @dataclass(frozen=True)
-class Network:
+class AttentionNetwork:
     """`levels`: those that it attends to; the others are masked."""
 
     tensors: Mapping[str, np.ndarray]

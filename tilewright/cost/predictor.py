@@ -57,7 +57,7 @@ def _gpu(machine: GpuMachine, threads: int = 0) -> Predictor:
 
 def _of_cpu(terms: Counted) -> Terms:
     if not isinstance(terms, Terms):
-        raise InternalError("terms of another kind of machine")
+        raise InternalError(f"expected CPU terms, got {type(terms).__name__}")
     return terms
 
 

@@ -175,7 +175,7 @@ class _Count:
             self.loads += times * sum(position.buffer.scope is not Scope.REGISTER for position in inputs)
             self.stores += times * (result.buffer.scope is not Scope.REGISTER)
         elif isinstance(stmt, Combine | Copy | Warp):
-            raise InternalError("a program for threads of a GPU, counted as one for a processor")
+            raise InternalError("expected a CPU program, got a GPU program")
         else:
             each = self.value(stmt.value, lane)
             self.arithmetic += max(times * each, self.waiting(statement, times, lane))

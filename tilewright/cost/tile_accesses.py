@@ -1,8 +1,8 @@
-"""How the accesses of a tile program run through memory: how many bytes lie together, one after the other.
+"""Analyses the accesses of a tile program: how many contiguous bytes each of them touches.
 
 Addresses are affine in the indices of a tile, in the program's number along each axis of the grid and in the indices of
-loops, as far as the scalar arguments say: a number for each, or nothing is known. A row that ends where the next one
-begins, in the tile or in the next program instance or iteration, is one run with it.
+loops; an address is unknown if it depends on scalar arguments that are unknown. If a row ends where the next one
+begins, in the tile or in the next program instance or iteration, both are one contiguous run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from tilewright.tile.ir import BlockPointerType, For, Op, TileType, Value
 
-LONG = 1 << 16  # bytes of a run that goes on and on
+LONG = 1 << 16  # bytes of a contiguous run without an end
 _NEXT = "program 0"  # instances along the first axis of the grid come one after the other
 
 
@@ -40,7 +40,7 @@ class Affine:
 
     @property
     def number(self) -> int | None:
-        """What it is, if it is one number."""
+        """Its value if it is one number, else None."""
         return None if any(self.strides) or any(self.factors.values()) else self.first
 
 
@@ -65,7 +65,7 @@ class Accesses:
         return None
 
     def enter(self, node: For) -> None:
-        """In the body of a loop: its index counts, and what is carried begins with its first values."""
+        """Enter the body of a loop: its index is a new symbol, and carried values start as their initial values."""
         index, *params = node.body.params
         lower, step = self.of(node.lower), self.of(node.step)
         name = f"loop {id(node)}"
@@ -78,7 +78,7 @@ class Accesses:
                 self.affine[param] = self.of(first)
 
     def op(self, op: Op) -> None:
-        """Take up an operation: what it makes of affine values."""
+        """Record the affine value of an operation's result."""
         if len(op.results) != 1:
             return
         (result,) = op.results

@@ -36,7 +36,7 @@ _FREE = {
 _MEMORY = frozenset(["load", "store", "load_block", "store_block", *ATOMICS])
 _UNKNOWN_TRIPS = 1.0
 _UNKNOWN_RUN = 256.0  # bytes that lie together, of an access whose addresses depend on what is in memory
-_WARPS, _STAGES = 4, 2  # of a launch on a GPU that says nothing else
+_WARPS, _STAGES = 4, 2  # GPU launch defaults
 _BASE_REGISTERS = 24  # of a thread, besides tiles
 _GPU_OPERATION, _GPU_INDEX = (
     0.5,

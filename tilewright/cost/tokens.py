@@ -415,7 +415,7 @@ class Tokeniser:
 
     model: Analytical
     statements: bool = False
-    _rows: dict[Config, Row] = field(default_factory=dict)
+    _rows: dict[Config, TokenRow] = field(default_factory=dict)
 
     def tokens(self, configs: Sequence[Config]) -> Tokens:
         """Of configs that have a program: the analytical model predicts finite seconds."""
@@ -430,12 +430,12 @@ class Tokeniser:
     def machine(self) -> np.ndarray:
         return machine_numbers(self.model.candidates.machine, self.model.threads).features()
 
-    def row(self, config: Config) -> Row:
+    def row(self, config: Config) -> TokenRow:
         if config not in self._rows:
             self._rows[config] = self._row(config)
         return self._rows[config]
 
-    def _row(self, config: Config) -> Row:
+    def _row(self, config: Config) -> TokenRow:
         model, candidates = self.model, self.model.candidates
         terms = model.terms(config)
         assert terms is not None
@@ -445,7 +445,7 @@ class Tokeniser:
         rows = np.zeros((0, STATEMENT_WIDTH))
         if self.statements or config in model.counted:
             rows = statements_of_config(candidates, config)
-        return Row(counted, assigned, *knobs_of(applied.space, config), rows)
+        return TokenRow(counted, assigned, *knobs_of(applied.space, config), rows)
 
     @property
     def _dtype(self) -> DType:
@@ -475,7 +475,7 @@ def knobs_of(space: Space, config: Config) -> tuple[np.ndarray, np.ndarray]:
 
 
 @dataclass(frozen=True)
-class Row:
+class TokenRow:
     """One candidate, without what all candidates of a task have in common."""
 
     terms: np.ndarray
@@ -485,7 +485,7 @@ class Row:
     statements: np.ndarray
 
 
-def stacked(rows: Sequence[Row], task: np.ndarray, machine: np.ndarray) -> Tokens:
+def stacked(rows: Sequence[TokenRow], task: np.ndarray, machine: np.ndarray) -> Tokens:
     """Padded to the longest of these."""
     count = len(rows)
     most = max((len(row.buckets) for row in rows), default=1)

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tilewright import knobs
-from tilewright.dataset.quick import QuickTimed, quick_trials
+from tilewright.dataset.quick import QuickTimes, quick_trials
 from tilewright.dataset.sample import sample
 from tilewright.dataset.store import Writer, read
-from tilewright.dataset.tasks import Source
+from tilewright.dataset.tasks import TaskSource
 from tilewright.db.record import Key, Record
 from tilewright.hw import CpuMachine, Machine
 from tilewright.measure.failed import Failed
@@ -29,7 +29,7 @@ _TOGETHER = 8  # configs that are measured before the file is written
 
 
 @dataclass(frozen=True)
-class Collected:
+class CollectedRecords:
     """What a collection did: new records, those of them that failed, and configs that were left for the next one."""
 
     added: int
@@ -42,7 +42,7 @@ Say = Callable[[str], None]
 
 def collect(
     path: Path,
-    sources: Sequence[Source],
+    sources: Sequence[TaskSource],
     machine: Machine,
     *,
     configs: int,
@@ -50,7 +50,7 @@ def collect(
     threads: int = 1,
     seed: int = 0,
     say: Say = lambda line: None,
-) -> Collected:
+) -> CollectedRecords:
     """Measure `configs` configs of each task into the file, for about so many seconds."""
     records = read(path).records if path.exists() else ()
     known = {(record.key, record.config) for record in records}
@@ -61,7 +61,7 @@ def collect(
 
 def _on_processor(
     path: Path,
-    sources: Sequence[Source],
+    sources: Sequence[TaskSource],
     machine: CpuMachine,
     count: int,
     seconds: float,
@@ -69,7 +69,7 @@ def _on_processor(
     seed: int,
     known: set[tuple[Key, Config]],
     say: Say,
-) -> Collected:
+) -> CollectedRecords:
     writer, deadline = Writer(path), time.monotonic() + seconds
     added, failed, left = 0, 0, 0
     with Runner(threads) as runner:
@@ -106,19 +106,19 @@ def _on_processor(
             left += len(wanted) - done
             if wanted:
                 say(f"{source.name}: {done} of {len(wanted)}")
-    return Collected(added, failed, left)
+    return CollectedRecords(added, failed, left)
 
 
 def _on_gpu(
     path: Path,
-    sources: Sequence[Source],
+    sources: Sequence[TaskSource],
     machine: Machine,
     count: int,
     seconds: float,
     seed: int,
     known: set[tuple[Key, Config]],
     say: Say,
-) -> Collected:
+) -> CollectedRecords:
     writer, begin = Writer(path), time.monotonic()
     works = {}
     for source in sources:
@@ -129,7 +129,7 @@ def _on_gpu(
     def is_known(job: TaskJob, config: Config) -> bool:
         return (works[job][1], config) in known
 
-    def found(job: TaskJob, config: Config, reply: QuickTimed | Failed) -> None:
+    def found(job: TaskJob, config: Config, reply: QuickTimes | Failed) -> None:
         work = works[job][0]
         if isinstance(reply, Failed):
             record = Record.of(work, 0, config, failure=reply.kind, message=reply.message)
@@ -144,4 +144,4 @@ def _on_gpu(
     left = quick_trials(
         list(works), count, is_known, found, seconds=seconds, processes=knobs.usable_cores(), seed=seed
     )
-    return Collected(counts["added"], counts["failed"], left)
+    return CollectedRecords(counts["added"], counts["failed"], left)

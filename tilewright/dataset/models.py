@@ -6,20 +6,20 @@ from collections.abc import Iterable
 from typing import Any
 
 from tilewright import frontend
-from tilewright.dataset.tasks import Source
+from tilewright.dataset.tasks import TaskSource
 from tilewright.graph.task import Task
 from tilewright.support.trace import Trace
 from tilewright.targets.target import Target, computed
 
 
-def model_sources(models: Iterable[tuple[str, Any, Any]], target: Target) -> list[Source]:
+def model_sources(models: Iterable[tuple[str, Any, Any]], target: Target) -> list[TaskSource]:
     """Every task of some models once. A model is its name, the model, and its example inputs."""
     numerics = target.default_numerics()
-    found: dict[str, Source] = {}
+    found: dict[str, TaskSource] = {}
     for name, model, examples in models:
         imported = frontend.import_model(frontend.opened(model), examples)
         for key, (task, _) in computed(target.partition(imported, numerics, Trace.off())).items():
-            found.setdefault(key, Source(f"{name} {task.label} {key[:8]}", _always(task), numerics))
+            found.setdefault(key, TaskSource(f"{name} {task.label} {key[:8]}", _always(task), numerics))
     return list(found.values())
 
 

@@ -71,13 +71,13 @@ class Running(msgspec.Struct, frozen=True, tag=True):
     alone: bool
 
 
-class QuickTimed(msgspec.Struct, frozen=True, tag=True):
+class QuickTimes(msgspec.Struct, frozen=True, tag=True):
     times: tuple[float, ...]
     build_seconds: float
 
 
 Request = Sample | QuickTrial
-Reply = Sampled | Running | QuickTimed | Failed
+Reply = Sampled | Running | QuickTimes | Failed
 
 
 # -- in the child -----------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class _Worker:
             self._channel.send(msgspec.msgpack.encode(Running(True)))
             executor.seconds_of_graph()
             times = tuple(executor.seconds_of_graph() / repeats for _ in range(count))
-        return QuickTimed(times, build_seconds)
+        return QuickTimes(times, build_seconds)
 
     def _loaded(self, built: Built, job: TaskJob) -> tuple[GpuExecutor, int, float]:
         """(the executor that repeats it, how often, about how many seconds one repetition takes). Others may be timed
@@ -262,13 +262,13 @@ def quick_trials(
     jobs: Sequence[TaskJob],
     count: int,
     known: Callable[[TaskJob, Config], bool],
-    found: Callable[[TaskJob, Config, QuickTimed | Failed], None],
+    found: Callable[[TaskJob, Config, QuickTimes | Failed], None],
     *,
     seconds: float,
     processes: int,
     seed: int = 0,
 ) -> int:
-    """Time `count` configs of each task, the tasks in turns, for about so many seconds: those that are not `known`.
+    """Time `count` configs of each task, the tasks interleaved, for about so many seconds: those that are not `known`.
     Returns how many were left."""
     deadline = time.monotonic() + seconds
     wanted: dict[TaskJob, list[Config]] = {}
@@ -280,7 +280,7 @@ def quick_trials(
             if isinstance(reply, Sampled):
                 wanted[job] = [config for config in reply.configs if not known(job, config)]
             return
-        assert isinstance(reply, QuickTimed | Failed)
+        assert isinstance(reply, QuickTimes | Failed)
         found(rest[0], rest[1], reply)
 
     with QuickPool(processes) as pool:

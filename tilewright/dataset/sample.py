@@ -1,4 +1,4 @@
-"""Which configs of a task go into a data set: those predicted to be fast, and others from the whole space."""
+"""Selects the configs of a task for a data set: those predicted to be fast, and others from the whole space."""
 
 from __future__ import annotations
 

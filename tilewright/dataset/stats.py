@@ -1,4 +1,4 @@
-"""What a data set has: records, tasks and failures of each machine."""
+"""Counts the records, tasks and failures of each machine in a data set."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class DataSet(msgspec.Struct, frozen=True):
 
 
 def read(*paths: Path) -> DataSet:
-    """The records of these files, each once. Raises DatasetError for a file that is no data set."""
+    """The records of these files, each once. Raises DatasetError for a file that is not a data set."""
     facts: dict[str, Facts] = {}
     trials: dict[str, Row] = {}
     damaged = 0

@@ -21,7 +21,7 @@ F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
 
 
 @dataclass(frozen=True)
-class Source:
+class TaskSource:
     """A task that is made when it is needed."""
 
     name: str
@@ -158,7 +158,7 @@ _IMAGES = (
 )
 
 
-def gpu_sources(seed: int = 0) -> list[Source]:
+def gpu_sources(seed: int = 0) -> list[TaskSource]:
     """Tasks for GPUs, the families alternating, so that a part of the list has something of everything."""
     rng = Random(seed)
     families = [
@@ -198,7 +198,7 @@ def gpu_sources(seed: int = 0) -> list[Source]:
     return list(_alternating(families))
 
 
-def cpu_sources(seed: int = 0) -> list[Source]:
+def cpu_sources(seed: int = 0) -> list[TaskSource]:
     """The same for processors: sizes at which a call takes milliseconds at most."""
     rng = Random(seed)
     families = [
@@ -244,10 +244,10 @@ def cpu_sources(seed: int = 0) -> list[Source]:
     return list(_alternating(families))
 
 
-SUITES: dict[str, Callable[[], list[Source]]] = {"cpu": cpu_sources, "cuda": gpu_sources}
+SUITES: dict[str, Callable[[], list[TaskSource]]] = {"cpu": cpu_sources, "cuda": gpu_sources}
 
 
-def _alternating(families: list[list[Source]]) -> Iterator[Source]:
+def _alternating(families: list[list[TaskSource]]) -> Iterator[TaskSource]:
     seen: set[str] = set()
     for at in range(max(map(len, families))):
         for family in families:
@@ -259,50 +259,52 @@ def _alternating(families: list[list[Source]]) -> Iterator[Source]:
 # -- names ------------------------------------------------------------------------------------------------------------
 
 
-def _gemm(m: int, n: int, k: int, epilogue: str, dtype: DType, numerics: str = "fast") -> Source:
+def _gemm(m: int, n: int, k: int, epilogue: str, dtype: DType, numerics: str = "fast") -> TaskSource:
     more = "" if numerics == "fast" else f" {numerics}"
     name = f"gemm {m}x{n}x{k} {epilogue} {dtype.short}{more}"
-    return Source(name, partial(gemm, m, n, k, epilogue, dtype), numerics)
+    return TaskSource(name, partial(gemm, m, n, k, epilogue, dtype), numerics)
 
 
-def _conv(batch: int, size: int, inside: int, outside: int, window: int, stride: int, dtype: DType) -> Source:
+def _conv(
+    batch: int, size: int, inside: int, outside: int, window: int, stride: int, dtype: DType
+) -> TaskSource:
     name = f"conv {batch}x{size}x{inside}-{outside} window {window} stride {stride} {dtype.short}"
-    return Source(name, partial(conv, batch, size, inside, outside, window, stride, dtype))
+    return TaskSource(name, partial(conv, batch, size, inside, outside, window, stride, dtype))
 
 
-def _batched(batch: int, m: int, n: int, k: int, dtype: DType) -> Source:
-    return Source(f"batched {batch}x{m}x{n}x{k} {dtype.short}", partial(batched, batch, m, n, k, dtype))
+def _batched(batch: int, m: int, n: int, k: int, dtype: DType) -> TaskSource:
+    return TaskSource(f"batched {batch}x{m}x{n}x{k} {dtype.short}", partial(batched, batch, m, n, k, dtype))
 
 
-def _depthwise(batch: int, size: int, channels: int, window: int, stride: int, dtype: DType) -> Source:
+def _depthwise(batch: int, size: int, channels: int, window: int, stride: int, dtype: DType) -> TaskSource:
     name = f"depthwise {batch}x{size}x{channels} window {window} stride {stride} {dtype.short}"
-    return Source(name, partial(depthwise, batch, size, channels, window, stride, dtype))
+    return TaskSource(name, partial(depthwise, batch, size, channels, window, stride, dtype))
 
 
-def _separable(size: int, channels: int, outputs: int, dtype: DType) -> Source:
+def _separable(size: int, channels: int, outputs: int, dtype: DType) -> TaskSource:
     name = f"separable {size}x{channels}-{outputs} {dtype.short}"
-    return Source(name, partial(separable, size, channels, outputs, dtype))
+    return TaskSource(name, partial(separable, size, channels, outputs, dtype))
 
 
-def _attention(batch: int, heads: int, length: int, width: int, causal: bool, dtype: DType) -> Source:
+def _attention(batch: int, heads: int, length: int, width: int, causal: bool, dtype: DType) -> TaskSource:
     name = f"attention {batch}x{heads}x{length}x{width}{' causal' if causal else ''} {dtype.short}"
-    return Source(name, partial(attention, batch, heads, length, width, causal, dtype))
+    return TaskSource(name, partial(attention, batch, heads, length, width, causal, dtype))
 
 
-def _reduction(op: str, rows: int, columns: int, axis: int, dtype: DType) -> Source:
+def _reduction(op: str, rows: int, columns: int, axis: int, dtype: DType) -> TaskSource:
     name = f"reduction {op} {rows}x{columns} axis {axis} {dtype.short}"
-    return Source(name, partial(reduction, op, rows, columns, axis, dtype))
+    return TaskSource(name, partial(reduction, op, rows, columns, axis, dtype))
 
 
-def _softmax(rows: int, columns: int, dtype: DType) -> Source:
-    return Source(f"softmax {rows}x{columns} {dtype.short}", partial(softmax, rows, columns, dtype))
+def _softmax(rows: int, columns: int, dtype: DType) -> TaskSource:
+    return TaskSource(f"softmax {rows}x{columns} {dtype.short}", partial(softmax, rows, columns, dtype))
 
 
-def _gemm_softmax(m: int, n: int, k: int, dtype: DType) -> Source:
-    return Source(f"gemm_softmax {m}x{n}x{k} {dtype.short}", partial(gemm_softmax, m, n, k, dtype))
+def _gemm_softmax(m: int, n: int, k: int, dtype: DType) -> TaskSource:
+    return TaskSource(f"gemm_softmax {m}x{n}x{k} {dtype.short}", partial(gemm_softmax, m, n, k, dtype))
 
 
-def _random_gemm(rng: Random, dtype: DType, most: int, numerics: str = "fast") -> Source:
+def _random_gemm(rng: Random, dtype: DType, most: int, numerics: str = "fast") -> TaskSource:
     """Sizes between 32 and 2**most, some of them no multiple of 8."""
 
     def size() -> int:
@@ -312,7 +314,7 @@ def _random_gemm(rng: Random, dtype: DType, most: int, numerics: str = "fast") -
     return _gemm(size(), size(), size(), rng.choice(("none", "bias", "relu", "residual")), dtype, numerics)
 
 
-def _random_conv(rng: Random, dtype: DType, small: bool = False) -> Source:
+def _random_conv(rng: Random, dtype: DType, small: bool = False) -> TaskSource:
     size = rng.choice((7, 10, 14, 20, 28, 40, 56))
     inside, outside = (8 * round(2 ** rng.uniform(1, 4 if small else 6)) for _ in range(2))
     return _conv(

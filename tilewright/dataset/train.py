@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.cost.network import HEADS, LAYERS, LEVELS, MEMBERS, SINGLE, WIDTH, Network, shapes
+from tilewright.cost.network import HEADS, LAYERS, LEVELS, MEMBERS, SINGLE, WIDTH, AttentionNetwork, shapes
 from tilewright.cost.tokens import Tokens, joined
 from tilewright.dataset.tables import Table
 from tilewright.errors import DatasetError, MissingDependencyError
@@ -26,7 +26,7 @@ _HUBER = 0.25
 
 
 @dataclass(frozen=True)
-class Settings:
+class TrainingSettings:
     steps: int = 500
     tables: int = 8  # of a step
     configs: int = 40  # of a table in a step
@@ -44,7 +44,7 @@ class Settings:
 
 def train(
     tables: Sequence[Table],
-    settings: Settings = Settings(),
+    settings: TrainingSettings = TrainingSettings(),
     *,
     start: Mapping[str, np.ndarray] | None = None,
     device: str = "cpu",
@@ -219,7 +219,7 @@ class _Loop:
         data: _Data,
         w: Mapping[str, Any],
         learned: list[Any],
-        settings: Settings,
+        settings: TrainingSettings,
         device: str,
     ) -> None:
         self._torch, self._data, self._w, self._learned, self._settings = torch, data, w, learned, settings
@@ -290,7 +290,7 @@ class _Data:
     def tables(self) -> int:
         return len(self._spans)
 
-    def __init__(self, torch: Any, tables: Sequence[Table], settings: Settings, device: str) -> None:
+    def __init__(self, torch: Any, tables: Sequence[Table], settings: TrainingSettings, device: str) -> None:
         self._torch, self._settings, self._device = torch, settings, device
         whole = joined([table.tokens for table in tables])
         self._arrays = {
@@ -337,7 +337,7 @@ class _Data:
 
 
 def _loss(
-    torch: Any, w: Mapping[str, Any], batch: Mapping[str, Any], beliefs: Any, settings: Settings
+    torch: Any, w: Mapping[str, Any], batch: Mapping[str, Any], beliefs: Any, settings: TrainingSettings
 ) -> Any:
     members, valid = forward(torch, w, batch, settings.levels)
     shape = batch["logs"].shape
@@ -383,10 +383,10 @@ def _lambda_rank(torch: Any, predicted: Any, logs: Any, gain: Any, known: Any) -
     return lost.sum((2, 3)) / (pairs.sum((2, 3)) + 1e-3)
 
 
-def predicted(tensors: Mapping[str, np.ndarray], table: Table, settings: Settings) -> np.ndarray:
+def predicted(tensors: Mapping[str, np.ndarray], table: Table, settings: TrainingSettings) -> np.ndarray:
     """The predicted log seconds of a table's configs over their probability to work, up to a constant if `residual`
     is off."""
-    out = Network(tensors, settings.levels)(table.tokens)
+    out = AttentionNetwork(tensors, settings.levels)(table.tokens)
     members = out.members.mean(axis=0) - np.log(np.clip(out.valid / out.valid.max(), 1e-3, 1.0))
     return np.asarray(table.base + members if settings.residual else members)
 

@@ -62,7 +62,7 @@ def read_decisions(keys: Collection[Key], path: Path | None = None) -> dict[Key,
 
 
 def _modes(path: Path) -> tuple[str, ...]:
-    """Without a write-ahead log nobody writes the file: it is read in place, and no file is created next to it. If
+    """Without a write-ahead log no process writes the file: it is read in place, and no file is created next to it. If
     somebody starts to write meanwhile, it is read once more."""
     logs = [Path(f"{path}{suffix}") for suffix in ("-wal", "-journal")]
     alone, shared = "ro&immutable=1", "ro"

@@ -1,4 +1,4 @@
-"""Where the database lives, and whether that is a network file system."""
+"""Finds the database's folder, and whether it is on a network file system."""
 
 from __future__ import annotations
 

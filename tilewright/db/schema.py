@@ -173,7 +173,7 @@ def connect(
     check: bool = True,
 ) -> sqlite3.Connection:
     """A connection to a database of the current version; `path` None: in memory. `mode`: "rwc", "ro", or
-    "ro&immutable=1" for a file that nobody writes. `seconds`: how long to wait for other processes. `check`: check
+    "ro&immutable=1" for a file that no process writes. `seconds`: how long to wait for other processes. `check`: check
     the whole file first."""
     location = "file:tuning?mode=memory" if path is None else f"{path.absolute().as_uri()}?mode={mode}"
     if path is not None:

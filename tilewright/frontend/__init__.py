@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+import zipfile
 from typing import Any
 
-from tilewright.errors import MissingDependencyError, UnsupportedModelError
+from tilewright.errors import MissingDependencyError, ModelFileError, UnsupportedModelError
 from tilewright.frontend.imported import ImportedModel
 from tilewright.frontend.onnx import import_onnx
 from tilewright.frontend.reimport import ReimportSource, source_of
@@ -15,6 +16,7 @@ from tilewright.frontend.torch_export import import_torch
 __all__ = [
     "ImportedModel",
     "ReimportSource",
+    "check_program_file",
     "import_model",
     "import_onnx",
     "import_torch",
@@ -27,6 +29,7 @@ def opened(model: Any) -> Any:
     """The program in a file of torch.export.save (`.pt2`); other models unchanged."""
     if not isinstance(model, (str, os.PathLike)) or not os.fspath(model).endswith(".pt2"):
         return model
+    check_program_file(model)
     try:
         from tilewright.frontend.torch.export import load_program
     except ImportError:
@@ -35,6 +38,16 @@ def opened(model: Any) -> Any:
             remedy="pip install 'tilewright[torch]'",
         ) from None
     return load_program(model)
+
+
+def check_program_file(path: str | os.PathLike[str]) -> None:
+    """Raise ModelFileError if an existing file is not a zip archive: exported programs are. It does not import
+    torch."""
+    if os.path.isfile(path) and not zipfile.is_zipfile(path):
+        raise ModelFileError(
+            f"{os.fspath(path)} is not an exported program, or is damaged: it is not a zip archive",
+            remedy="write it again with torch.export.save",
+        )
 
 
 # Maximum elements of an input whose value `compile` may fix: a shape, a sampling rate, a number of steps.

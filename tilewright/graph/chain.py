@@ -3,7 +3,7 @@
     y = relu(x @ a); z = relu(y @ b)          two stages: relu(x @ a), and relu(y @ b)
 
 A *stage* is a contraction with the padding before it and the elementwise work around it; its result is all that the
-next stage reads of it. `chain_of` splits a task into its stages, or says why it is no chain. Which chains a kernel
+next stage reads of it. `chain_of` splits a task into its stages, or says why it is not a chain. Which chains a kernel
 computes, and with which part of the intermediate results on chip, is up to templates.
 """
 

@@ -32,7 +32,7 @@ class AccessEnergy:
     """Picojoules of one MAC and of one word read from or written to each memory, in 40 nm.
 
     An SRAM's access costs more the larger the SRAM is, in the range of sizes above linearly: a constant and a part for
-    each KiB. The accumulator is one SRAM for each column of the array. The figures are those of DOSA (Hong et al.,
+    each KiB. The accumulator is one SRAM for each column of the array. The numbers are those of DOSA (Hong et al.,
     MICRO 2023), which come from Accelergy and CACTI.
     """
 

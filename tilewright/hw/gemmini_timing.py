@@ -1,4 +1,4 @@
-"""How long Gemmini's parts take in our RTL: the few constants that it shares with the cycle-level simulator."""
+"""Timing constants of Gemmini that the RTL in this repository shares with the cycle-level simulator."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ _RATES = {
 
 @lru_cache(maxsize=16)
 def _rates_of(capability: str) -> GpuRates:
-    """Asked for each of thousands of predicted kernels."""
+    """Called for each of thousands of predicted kernels."""
     own = int("".join(filter(str.isdigit, capability)))
     return _RATES[max((arch for arch in _RATES if arch <= own), default=min(_RATES))]
 

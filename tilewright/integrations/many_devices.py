@@ -31,7 +31,7 @@ class DeviceResult:
     """What a run did for one kind of device.
 
     `models`: compiled for it, in order; none where `error` says why. `use`: by device, how many trials it timed and how
-    many seconds it was busy. `given_again`: pieces of work that went to another node. `aside`: workers that were left
+    many seconds it was busy. `given_again`: work items that went to another node. `aside`: workers that were left
     out, with the reasons.
     """
 
@@ -75,7 +75,7 @@ def compile_for_devices(
     if not limits:
         raise OptionError("no device is named", remedy="name one or more labels: `tilewright pool ls`")
     if effort == "none":
-        raise OptionError('effort="none" measures nothing and needs no pool; say effort="quick" or "full"')
+        raise OptionError('effort="none" measures nothing and needs no pool; use effort="quick" or "full"')
     seconds = {
         label: None if limit is None else parse_duration(limit, f"the budget of {label}")
         for label, limit in limits.items()

@@ -41,8 +41,8 @@ class Speeds(msgspec.Struct, frozen=True):
 
     @property
     def sensible(self) -> bool:
-        figures = (self.flops, self.l1, self.l2, self.l3, self.memory, self.copy)
-        return self.threads > 0 and all(math.isfinite(figure) and figure > 0 for figure in figures)
+        rates = (self.flops, self.l1, self.l2, self.l3, self.memory, self.copy)
+        return self.threads > 0 and all(math.isfinite(rate) and rate > 0 for rate in rates)
 
 
 class Capacities(msgspec.Struct, frozen=True):

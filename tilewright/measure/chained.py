@@ -1,8 +1,7 @@
-"""What rounding the operands of a contraction does to a task's results, where the task computes these operands.
+"""Bounds the effect of rounding a contraction's operands on a task's results, if the task computes these operands.
 
-A kernel may round them to 16 bits, as between two kernels, or keep them in float32. The errors of `exactness.py` are
-those of small changes; a rounded operand may move a result so far that an activation behind it is not linear on the
-way.
+A kernel may round them to 16 bits, as between two kernels, or keep them in float32. `exactness.py` assumes small
+errors; a rounded operand may change a result so much that the activation after it is not linear over that range.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from tilewright.numerics import is_strict
 
 
 def overflown_results(graph: Graph, rounded: Collection[Node], inputs: Sequence[np.ndarray]) -> np.ndarray:
-    """Which results depend on a node of `rounded` that overflows its type: it counts as NaN, which an activation does
-    not hide as it hides an infinity."""
+    """Which results depend on a node of `rounded` that overflows its type. An overflow counts as NaN, since an
+    activation may hide an infinity."""
     values: dict[Node, np.ndarray] = dict(zip(graph.inputs, inputs, strict=True))
     for node in graph.nodes():
         if node.is_constant:
@@ -36,8 +35,8 @@ def overflown_results(graph: Graph, rounded: Collection[Node], inputs: Sequence[
 
 
 def chain_errors(graph: Graph, inputs: Sequence[np.ndarray], numerics: str) -> np.ndarray | float:
-    """The error of each result from rounding what a contraction of 16-bit floats reads of another contraction; 0 if
-    none does."""
+    """The error of each result from rounding the results of a contraction that another contraction of 16-bit floats
+    reads; 0 if there is none."""
     sums = [node for node in graph.nodes() if node.op in CONTRACTIONS]
     if is_strict(numerics) or not any(_reads_another(node, sums) for node in sums):
         return 0.0
@@ -67,7 +66,7 @@ def _reads_another(node: Node, sums: Collection[Node]) -> bool:
 def _of_sum(
     node: Node, operands: Sequence[np.ndarray], off: Sequence[np.ndarray | None], numerics: str
 ) -> np.ndarray:
-    """Its own bound, and the errors of its left operand without cancellation."""
+    """The sum's own error bound, plus the errors of its left operand without cancellation."""
     own = rounding_errors(node, operands, numerics)
     assert own is not None
     if off[0] is None:

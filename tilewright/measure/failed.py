@@ -1,4 +1,4 @@
-"""How a candidate failed, as plain data: for messages between processes."""
+"""The failure of a candidate as plain data, for messages between processes."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class GpuCalibration(msgspec.Struct, frozen=True):
 
     @property
     def is_sensible(self) -> bool:
-        return all(math.isfinite(figure) and figure > 0 for figure in (self.copy, self.products))
+        return all(math.isfinite(rate) and rate > 0 for rate in (self.copy, self.products))
 
 
 def _key(machine: GpuMachine) -> str:

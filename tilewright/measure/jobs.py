@@ -1,4 +1,4 @@
-"""What the runner measures: a task, or a launch of a kernel; and what it asks its processes for each."""
+"""Jobs of the runner, a task or a launch of a kernel, and the requests to its processes for each."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def validation_request(job: Job, seed: int) -> tuple[BuildRequest, float]:
 
 
 def load_request(
-    job: Job, stored: SharedValidation | Expected, cold: bool, device: int
+    job: Job, expected: SharedValidation | Expected, cold: bool, device: int
 ) -> LoadTask | LoadKernel:
-    if isinstance(job, TaskJob) and isinstance(stored, SharedValidation):
-        return LoadTask(stored, job.described, job.numerics, job.threads, job.constants, cold, device)
-    if isinstance(job, KernelJob) and isinstance(stored, Expected):
-        return LoadKernel(job.spec, stored, device)
+    if isinstance(job, TaskJob) and isinstance(expected, SharedValidation):
+        return LoadTask(expected, job.described, job.numerics, job.threads, job.constants, cold, device)
+    if isinstance(job, KernelJob) and isinstance(expected, Expected):
+        return LoadKernel(job.spec, expected, device)
     raise MeasurementError("a job and what it must compute are of different kinds")
 
 
 def described_failure(job: Job, failed: Failed, seed: int) -> str:
-    """For people, with what it takes to see it again."""
+    """A message for people, with what is needed to reproduce the failure."""
     if failed.kind == "wrong" and isinstance(job, TaskJob):
         return f"{failed.message} (inputs of seed {seed})"
     return failed.message

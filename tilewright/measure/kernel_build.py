@@ -1,7 +1,8 @@
-"""What a builder does for a launch of a kernel: compile a config, and interpret the launch where there is no reference.
+"""Builds a launch of a kernel: compiles a config, and interprets the launch if there is no reference.
 
 The interpreter runs program instances one after the other, which takes long, so it runs some of them: the first, the
-last and random ones. The elements that these store to are compared. Sums that instances share (`atomic_add`) need all.
+last and random ones. The elements that these instances store are compared. Sums over instances (`atomic_add`) need all
+of them.
 """
 
 from __future__ import annotations

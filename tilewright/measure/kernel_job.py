@@ -39,7 +39,7 @@ class StoredArray(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
 
 
-class Region(msgspec.Struct, frozen=True):
+class MemoryRegion(msgspec.Struct, frozen=True):
     """Bytes that one tensor, or several that share memory, take up. `phase`: its address modulo the alignment."""
 
     offset: int
@@ -71,7 +71,7 @@ class KernelSpec(msgspec.Struct, frozen=True):
     threads: int
     data: str  # the file with the bytes of regions and expected arrays
     size: int
-    regions: tuple[Region, ...]
+    regions: tuple[MemoryRegion, ...]
     tensors: tuple[KernelTensor, ...]
     scalars: tuple[tuple[str, Scalar], ...]
     constants: tuple[tuple[str, Reference], ...]

@@ -1,4 +1,4 @@
-"""What a trial found: what every runner returns, and what the tuner and the database keep."""
+"""The result of a trial: every runner returns it, and the tuner and the database keep it."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class _ValidationFile:
     """A task's validation in a memory file."""
 
     descriptor: int
-    stored: SharedValidation | Expected
+    expected: SharedValidation | Expected
 
 
 @dataclass
@@ -319,7 +319,7 @@ class Runner:
         self, job: Job, configs: Sequence[Config], deadline: float | None = None
     ) -> list[Made | Failed]:
         """The object code of every config. Raises OutOfTime if the deadline passes before all are built."""
-        self._start_timer()  # it takes a moment, and nobody waits for it yet
+        self._start_timer()  # it takes a moment; nothing waits for it yet
         if not self._has_validation(job):
             self._queue.append(self._validation_order(job))
         self._order_builds(job, configs)
@@ -497,7 +497,7 @@ class Runner:
         return reply
 
     def _load_task(self, job: Job, validation: _ValidationFile) -> None:
-        request = load_request(job, validation.stored, self.cold, self.device or 0)
+        request = load_request(job, validation.expected, self.cold, self.device or 0)
         for _ in range(2):  # a process that an earlier candidate has damaged may die only now
             try:
                 reply = self._ask(request, None, None, (validation.descriptor,))

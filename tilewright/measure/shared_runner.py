@@ -37,7 +37,7 @@ class SharedRunner(Runner):
 
 
 class _Idle:
-    """The runners that nobody uses, of this process."""
+    """The idle runners of this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -80,5 +80,5 @@ def shared_runner(threads: int, device: int | None = None) -> SharedRunner:
 
 
 def end_idle_runners() -> None:
-    """End the processes of runners that nobody uses, now."""
+    """End the processes of idle runners now."""
     _RUNNERS.end()

@@ -43,7 +43,7 @@ from tilewright.measure.bounds import (
     rounding_errors,
 )
 from tilewright.measure.chained import chain_errors, overflown_results
-from tilewright.measure.draws import drawn, index_extents, with_edges, with_specials
+from tilewright.measure.check_inputs import index_extents, random_values, with_edges, with_specials
 from tilewright.measure.exactness import (
     RELATIVE,
     Errors,
@@ -218,12 +218,19 @@ def make_validation(task: Task, numerics: str, seed: int) -> Validation:
     if has_tile_kernels(
         task.graph
     ):  # a user's kernel answers for ordinary numbers; what else it takes is up to it
-        draw = _CheckMaker(Task(inlined(task.graph), task.constants), numerics, rng)
-        return Validation(tuple(case for case in (draw.case("ordinary"),) if case is not None))
+        maker = _CheckMaker(Task(inlined(task.graph), task.constants), numerics, rng)
+        return Validation(tuple(case for case in (maker.case("ordinary"),) if case is not None))
     few = few_rows(task)
-    draw = _CheckMaker(task if few is None else few.task, numerics, rng)
-    names = ("ordinary", "edges", "special", *draw.treated_names(), *draw.peak_names(), *draw.spread_names())
-    cases = [case for case in map(draw.case, names) if case is not None]
+    maker = _CheckMaker(task if few is None else few.task, numerics, rng)
+    names = (
+        "ordinary",
+        "edges",
+        "special",
+        *maker.treated_names(),
+        *maker.peak_names(),
+        *maker.spread_names(),
+    )
+    cases = [case for case in map(maker.case, names) if case is not None]
     if few is None:
         return Validation(tuple(cases))
     shapes = tuple(
@@ -496,7 +503,9 @@ class _CheckMaker:
 
     def _ordinary(self) -> list[np.ndarray]:
         return [
-            drawn(node, self.rng, number in self.task.constants, self.extents.get(node), self.positive)
+            random_values(
+                node, self.rng, number in self.task.constants, self.extents.get(node), self.positive
+            )
             for number, node in enumerate(self.graph.inputs)
         ]
 

@@ -11,9 +11,9 @@ from tilewright.report.figures import (
     LEFT,
     RIGHT,
     TOP,
-    Box,
     Figure,
     Label,
+    LabelBox,
     Labels,
     Line,
     Point,
@@ -166,9 +166,9 @@ def roofline(report: Report, width: int = 760, height: int = 440) -> Figure | No
         for (task, seconds), intensity, rate in zip(found, intensities, rates, strict=True)
     ]  # fmt: skip
     roofs = _roofs(report, x, y)
-    labels = Labels(Box(LEFT + 2, TOP, width - RIGHT, height - BOTTOM))
-    labels.avoid(Box(LEFT, TOP, LEFT + 60, TOP + 16))  # the title of the axis
-    labels.avoid(*(Box(p.x - p.radius, p.y - p.radius, p.x + p.radius, p.y + p.radius) for p in points))
+    labels = Labels(LabelBox(LEFT + 2, TOP, width - RIGHT, height - BOTTOM))
+    labels.avoid(LabelBox(LEFT, TOP, LEFT + 60, TOP + 16))  # the title of the axis
+    labels.avoid(*(LabelBox(p.x - p.radius, p.y - p.radius, p.x + p.radius, p.y + p.radius) for p in points))
     for _, _, begin, end in roofs:
         labels.avoid_line(begin, end)
     for name, _, begin, end in roofs:

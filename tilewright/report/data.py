@@ -112,11 +112,11 @@ class Baseline:
 
     name: str
     seconds: float  # per call
-    ours: float  # the same for Tilewright
+    tilewright: float  # the same for Tilewright
 
     @property
     def speedup(self) -> float:
-        return self.seconds / self.ours
+        return self.seconds / self.tilewright
 
 
 @dataclass(frozen=True)

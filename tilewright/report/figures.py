@@ -190,13 +190,13 @@ def path(points: Sequence[tuple[float, float]]) -> str:
 
 
 @dataclass(frozen=True)
-class Box:
+class LabelBox:
     left: float
     top: float
     right: float
     bottom: float
 
-    def meets(self, other: Box) -> bool:
+    def meets(self, other: LabelBox) -> bool:
         return (
             self.left < other.right
             and other.left < self.right
@@ -204,7 +204,7 @@ class Box:
             and other.top < self.bottom
         )
 
-    def within(self, other: Box) -> bool:
+    def within(self, other: LabelBox) -> bool:
         return (
             other.left <= self.left
             and self.right <= other.right
@@ -216,13 +216,13 @@ class Box:
 class Labels:
     """Places labels where they overlap no points, lines or other labels. A label without room is omitted."""
 
-    def __init__(self, frame: Box) -> None:
+    def __init__(self, frame: LabelBox) -> None:
         self._frame = frame
-        self._taken: list[Box] = []
-        self._names: list[Box] = []
+        self._taken: list[LabelBox] = []
+        self._names: list[LabelBox] = []
         self.placed: list[Label] = []
 
-    def avoid(self, *boxes: Box) -> None:
+    def avoid(self, *boxes: LabelBox) -> None:
         self._taken += boxes
 
     def avoid_line(self, begin: tuple[float, float], end: tuple[float, float]) -> None:
@@ -245,7 +245,7 @@ class Labels:
         for x, y, anchor in spots:
             width = _CHARACTER * len(text)
             left = x - (width if anchor == "end" else width / 2 if anchor == "middle" else 0)
-            box = Box(left, y - _LINE + 3, left + width, y + 3)
+            box = LabelBox(left, y - _LINE + 3, left + width, y + 3)
             if not box.within(self._frame) or any(box.meets(other) for other in self._taken):
                 continue
             if point is not None and _leads(point, x, y) and self._crosses((point.x, point.y), (x, y - 4)):
@@ -261,12 +261,12 @@ class Labels:
         return any(part.meets(name) for part in _along(begin, end) for name in self._names)
 
 
-def _along(begin: tuple[float, float], end: tuple[float, float]) -> list[Box]:
+def _along(begin: tuple[float, float], end: tuple[float, float]) -> list[LabelBox]:
     (x0, y0), (x1, y1) = begin, end
     count = max(1, int(math.hypot(x1 - x0, y1 - y0) / 4))
     steps = [n / count for n in range(count + 1)]
     middles = [(x0 + (x1 - x0) * step, y0 + (y1 - y0) * step) for step in steps]
-    return [Box(x - 2, y - 2, x + 2, y + 2) for x, y in middles]
+    return [LabelBox(x - 2, y - 2, x + 2, y + 2) for x, y in middles]
 
 
 def _leads(point: Point, x: float, y: float) -> bool:

@@ -17,7 +17,7 @@ _MAX_LANES = 12  # further edges share the last lane
 
 
 @dataclass(frozen=True)
-class Row:
+class NetworkRow:
     name: str
     task: TaskReport
     number: int  # of the task in the report, starting at 1
@@ -27,8 +27,8 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Network:
-    rows: tuple[Row, ...]
+class NetworkChart:
+    rows: tuple[NetworkRow, ...]
     width: int  # of the edges
     nodes: tuple[tuple[float, float], ...]  # the model's inputs, then each row
     edges: tuple[str, ...]  # SVG paths
@@ -39,7 +39,7 @@ class Network:
         return ROW * len(self.nodes)
 
 
-def network(report: Report) -> Network | None:
+def network(report: Report) -> NetworkChart | None:
     if report.model is None or not report.model.steps:
         return None
     steps = report.model.steps[:_MAX_ROWS]
@@ -49,14 +49,14 @@ def network(report: Report) -> Network | None:
     for step in steps:
         number, task = tasks[step.task]
         reads = ", ".join("the input" if index < 0 else steps[index].layer for index in step.reads)
-        rows.append(Row(step.layer, task, number, step.seconds, step.seconds / longest, reads))
+        rows.append(NetworkRow(step.layer, task, number, step.seconds, step.seconds / longest, reads))
     edges = [(index + 1, number + 1) for number, step in enumerate(steps) for index in step.reads]
     lanes = _lanes(edges)
     width = _MARGIN + _LANE * (max(lanes.values(), default=0) + 1) + _MARGIN
     x = width - _MARGIN
     paths = [_path(x, begin, end, lanes.get((begin, end))) for begin, end in edges]
     nodes = tuple((float(x), _middle(number)) for number in range(len(steps) + 1))
-    return Network(tuple(rows), width, nodes, tuple(paths), len(report.model.steps) - len(steps))
+    return NetworkChart(tuple(rows), width, nodes, tuple(paths), len(report.model.steps) - len(steps))
 
 
 def _lanes(edges: list[tuple[int, int]]) -> dict[tuple[int, int], int]:

@@ -1,8 +1,8 @@
 """dynamic: choose the groups of a partition by dynamic programming, with times from the cost oracle.
 
 `units.py` says which groups there may be, `endings.py` finds the cheapest cut, and here groups get their times. Most
-groups need none: the time of a group is first estimated as that of its units less the traffic and the launches that
-it saves at most. Only groups that the cheapest cut by these estimates contains are priced, until the cheapest cut has
+groups need none: a group's time is first estimated as the sum of its units' times minus the most traffic and launches
+that it can save. Only groups that the cheapest cut by these estimates contains are priced, until the cheapest cut has
 no estimate left. Groups that are equal as tasks, as in repeated blocks, are priced once.
 
 The greedy partition is one of the cuts, so the result is never predicted to be slower. Since predictions have errors,
@@ -26,12 +26,13 @@ from tilewright.rewrites.fuse import Fused, Group
 from tilewright.rewrites.oracle import ExplainsRefusals, GroupCosts, Price
 from tilewright.rewrites.units import Unit, Units
 from tilewright.runtime.plan import FusionReport, GroupReport, RefusedGroup
+from tilewright.support.layers import merged
 
 MARGIN = 0.05  # a predicted gain below this share of a group's time does not count
 MAX_UNITS = 3_000  # of a graph; beyond this, greedy fusion
 MAX_REFUSED = 32  # distinct chains whose refusal is explained
 MAX_LARGER = 20_000  # groups of several units
-MAX_ASKED = 64  # distinct groups of several units whose time is asked for; the rest are not used
+MAX_ASKED = 64  # distinct groups of several units that are priced; the rest are skipped
 
 MakeTask = Callable[[Group], tuple[Task, tuple[Node, ...]]]
 
@@ -51,8 +52,8 @@ def cut_dynamically(
     """The groups of the cheapest cut, and how they were chosen.
 
     - `fused`, `greedy`: the groups of `fuse`, and those of the greedy partition, which merges or moves some of them.
-    - `kept`: nodes that have memory of their own. `cuts`: whether epilogues may be cut off. `joins`: whether
-      reductions are joined with the contractions before them later, when both have been measured.
+    - `kept`: nodes that have memory of their own. `cuts`: whether an epilogue may become a kernel of its own.
+      `joins`: whether reductions may later be fused into the contractions before them, once both are measured.
     """
     units = Units(graph, fused, greedy, kept, cuts, joins)
     if len(units.all) > MAX_UNITS:
@@ -195,7 +196,9 @@ class _Search:
             task = self._task(signature, units)
             reason = self._costs.refusal(task)
             if reason is not None:
-                self._refused[signature] = RefusedGroup(task.label, _shape(task), reason)
+                self._refused[signature] = RefusedGroup(
+                    task.label, _shape(task), reason, layers=_layers(units)
+                )
 
     def _ask(self, option: _Option) -> None:
         if option.signature not in self._prices:
@@ -235,7 +238,7 @@ class _Search:
                 return chosen
             for option in unknown:
                 if option.signature not in self._prices and self.asked >= MAX_ASKED:
-                    self.note = f"asked for the times of {MAX_ASKED} larger groups; others are not used"
+                    self.note = f"priced {MAX_ASKED} larger groups; the rest were skipped"
                     option.is_legal = False
                     continue
                 self.asked += option.signature not in self._prices
@@ -313,6 +316,11 @@ class _Search:
 def _plain(option: _Option) -> float:
     """Its time without the margin."""
     return 0.0 if option.price is None else option.price.seconds
+
+
+def _layers(units: Sequence[Unit]) -> tuple[str, ...]:
+    """The layers of the user's model that these compute."""
+    return merged(*(node.source.layers for unit in units for node in unit.members))
 
 
 def _shape(task: Task) -> str:

@@ -21,7 +21,7 @@ from tilewright.rewrites.base import Pass
 
 
 @dataclass(frozen=True)
-class Affine:
+class ChannelAffine:
     """y = x * scale + shift, one of each per channel, in f64. None: 1 and 0."""
 
     scale: np.ndarray | None
@@ -67,7 +67,7 @@ def channel_axis(node: Node) -> int:
     return node.type.rank - 1 if last else 1
 
 
-def affine_of(node: Node, operands: tuple[Node, ...], position: int, axis: int) -> Affine | None:
+def affine_of(node: Node, operands: tuple[Node, ...], position: int, axis: int) -> ChannelAffine | None:
     """The per-channel operation of `node` on its operand at `position`, along `axis`; None if it is not constant."""
     others = operands[:position] + operands[position + 1 :]
     if not all(other.is_constant for other in others):
@@ -78,15 +78,15 @@ def affine_of(node: Node, operands: tuple[Node, ...], position: int, axis: int) 
     if values is None:
         return None
     if node.op == "mul":
-        return Affine(values, None)
-    return Affine(None, values if node.op == "add" else -values)
+        return ChannelAffine(values, None)
+    return ChannelAffine(None, values if node.op == "add" else -values)
 
 
-def batch_norm_affine(parameters: tuple[Node, ...], eps: float) -> Affine:
+def batch_norm_affine(parameters: tuple[Node, ...], eps: float) -> ChannelAffine:
     weight, bias, mean, variance = (wide(parameter) for parameter in parameters)
     with np.errstate(all="ignore"):
         scale = weight / np.sqrt(variance + eps)
-        return Affine(scale, bias - mean * scale)
+        return ChannelAffine(scale, bias - mean * scale)
 
 
 def per_channel(node: Node, rank: int, axis: int, channels: int) -> np.ndarray | None:
@@ -97,7 +97,7 @@ def per_channel(node: Node, rank: int, axis: int, channels: int) -> np.ndarray |
     return np.broadcast_to(wide(node).reshape(-1), (channels,))
 
 
-def fold(node: Node, affine: Affine, replaced: Node) -> Node | None:
+def fold(node: Node, affine: ChannelAffine, replaced: Node) -> Node | None:
     """The contraction followed by `affine`, as one contraction; None if a weight would overflow."""
     x, weight, *bias = node.inputs
     channels = node.shape[channel_axis(node)]

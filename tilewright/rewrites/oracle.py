@@ -51,7 +51,7 @@ class GroupCosts(Protocol):
         """Whether some candidate computes the task. It is what makes a group legal."""
 
     def prepare(self, tasks: Collection[Task]) -> None:
-        """Announce the tasks whose prices will be asked for."""
+        """Announce the tasks that will be priced."""
 
     def price(self, task: Task) -> Price | None:
         """The time of the task: measured if it was tuned, otherwise predicted; None if neither is known."""

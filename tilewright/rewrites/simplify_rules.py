@@ -1,4 +1,4 @@
-"""What the rules of `simplify` may use: a builder of simplified nodes, and predicates on values."""
+"""Helpers for the rules of `simplify`: a builder of simplified nodes, and predicates on values."""
 
 from __future__ import annotations
 

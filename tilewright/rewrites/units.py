@@ -109,7 +109,7 @@ def members_of(units: Sequence[Unit]) -> list[Node]:
 
 @dataclass(frozen=True)
 class Rule:
-    """A limit on groups. A group beyond it is not asked for, nor is any larger one."""
+    """A limit on groups. A group beyond it is not considered, nor is any larger one."""
 
     name: str
     holds: Callable[[Sequence[Unit]], bool]

@@ -1,7 +1,7 @@
 """A bounded table of variants of one computation, for shapes that change.
 
 Every variant is compiled for exact shapes. If shapes keep changing (a batch of any size, a growing sequence),
-compilation must not go on for ever, so a new shape must earn its compilation:
+compilation must not go on endlessly, so a new shape must earn its compilation:
 
 - the first `eager` shapes are compiled at once;
 - a later one is compiled when it occurs at least the `patience`-th time, and its earlier calls together took at least

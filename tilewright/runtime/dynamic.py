@@ -110,7 +110,7 @@ class DynamicModel:
         if found is None:
             known = "".join(f"\n  {model.signature}" for model in self.variants)
             raise InputError(
-                f"the model was saved for {len(self.variants)} kinds of calls, and this is none of them: got"
+                f"the model was saved for {len(self.variants)} kinds of calls, and this is not one of them: got"
                 f" {_described(bind(self._names, args, kwargs))}; it has{known}",
                 remedy="compile the model with dynamic=True, call it once with each shape, and save it again",
             )

@@ -181,19 +181,19 @@ class _Object:
 
     def _check_relocations(self, table: _Section, symbols: int) -> None:
         if table.link != symbols or not 0 < table.info < len(self.sections) or table.alignment != 8:
-            _fail("relocations of no section")
+            _fail("relocations without a section")
         if table.entry != _RELOCATION.size or table.size % table.entry:
-            _fail("relocations with entries of another size")
+            _fail("relocations whose entries have another size")
         target = self.sections[table.info]
         if target.kind != _PROGBITS or not target.flags & _ALLOC:
-            _fail("relocations of what is not loaded")
+            _fail("unsupported relocation: its section is not loaded")
         widths = _RELOCATIONS[self.machine]
         taken: list[tuple[int, int]] = []
         for index in range(table.size // table.entry):
             place, info, addend = _RELOCATION.unpack_from(self.data, table.offset + index * table.entry)
             width, number = widths.get(info & 0xFFFFFFFF), info >> 32
             if width is None or place + width > target.size or not 0 < number < len(self.symbols):
-                _fail("a relocation that is not possible")
+                _fail("unsupported relocation")
             symbol = self.symbols[number]
             if symbol.kind == _FILE:
                 _fail("a relocation to the name of a file")

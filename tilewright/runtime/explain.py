@@ -1,4 +1,4 @@
-"""Where a compiled model spends its time, as data and as a table."""
+"""Shows how a compiled model spends its time, as data and as a table."""
 
 from __future__ import annotations
 

@@ -94,8 +94,8 @@ def _place(
 ) -> tuple[list[int], int]:
     """Put each buffer in turn into the tightest gap between placed buffers that are live at the same time.
 
-    Without a ceiling it goes to the bottom of the gap. With one, it goes to the end whose neighbour outlives it, by
-    the least if both do; floor and ceiling live for ever. So free space stays contiguous: a buffer never outlives its
+    Without a ceiling it goes to the bottom of the gap. With one, it goes to the end whose neighbour outlives it, by the
+    least if both do; floor and ceiling live until the end. So free space stays contiguous: a buffer never outlives its
     neighbour. In order of time, this reaches the lower bound on chains and residual networks.
     """
     count = len(order)

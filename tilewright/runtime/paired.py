@@ -1,4 +1,4 @@
-"""Winograd's inner-product trick of 1968 (two products by one multiplication), and the certificate for its accuracy.
+"""Winograd's inner-product trick of 1968, and the certificate for its accuracy.
 
     a1 b1 + a2 b2 = (a1 + b2) (a2 + b1) - a1 a2 - b1 b2
 

@@ -183,10 +183,14 @@ class RefusedGroup(msgspec.Struct, frozen=True):
     output: str
     reason: str
     calls: int = 1
+    layers: tuple[str, ...] = ()  # of the user's model, at the first call; older files lack them
 
     def __str__(self) -> str:
         times = f" ({self.calls} times)" if self.calls > 1 else ""
-        return f"{self.label}, {self.output}{times}: {self.reason}"
+        layer = fused_name(self.layers)
+        if not layer:
+            return f"{self.label}, {self.output}{times}: {self.reason}"
+        return f"{layer}{times}, {self.output}: {self.reason} ({self.label})"
 
 
 class FusionReport(msgspec.Struct, frozen=True):
@@ -199,7 +203,7 @@ class FusionReport(msgspec.Struct, frozen=True):
     seconds: float = 0.0
     greedy_seconds: float = 0.0
     states: int = 0
-    priced: int = 0  # distinct groups whose time was asked for
+    priced: int = 0  # distinct groups that were priced
     note: str = ""  # why greedy fusion was used instead
     considered: tuple[GroupReport, ...] = ()
     refused: tuple[RefusedGroup, ...] = ()
@@ -208,7 +212,7 @@ class FusionReport(msgspec.Struct, frozen=True):
         if self.partition == "greedy":
             return f"{self.groups} groups" + (f", {self.note}" if self.note else " by greedy fusion")
         if not self.considered and not self.note:
-            return f"{self.groups} groups, as greedy fusion makes them: no other group has a kernel"
+            return f"{self.groups} groups, the same as greedy fusion; no other grouping has a kernel"
         gain = max(0.0, 1.0 - self.seconds / self.greedy_seconds) if self.greedy_seconds else 0.0
         text = (
             f"{self.groups} groups by dynamic programming, {self.greedy_groups} by greedy fusion; {self.changed}"
@@ -306,7 +310,7 @@ def _check_packings(info: TaskInfo) -> None:
         except (ArithmeticError, LookupError, ValueError):
             sound = False
         if not sound:
-            _fail(f"a constant of {info.label!r} is stored in an order that is not possible")
+            _fail(f"invalid constant order in {info.label!r}")
 
 
 def _check_step(plan: Plan, number: int, step: Step, sizes: dict[str, list[int]]) -> None:

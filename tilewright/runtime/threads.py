@@ -139,7 +139,7 @@ class _State:
         self.lock = threading.Lock()
         self.launcher: Launcher | None = None
         self.pool: PoolLauncher | None = None
-        # Launchers are kept for ever: a call in another thread may use one that is no longer the choice.
+        # Launchers are never freed: a call in another thread may use one that is no longer the choice.
         self.openmp: dict[str, OpenMPLauncher] = {}
         self.wanted = ""  # the option's value at the time of the choice
         self.settled = False  # whether importing torch could no longer change the choice

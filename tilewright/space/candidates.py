@@ -128,7 +128,7 @@ class Configs:
 
 @dataclass(frozen=True)
 class Candidates(Configs):
-    """The configs of one piece of work. The default program is among them if there is one, unless another candidate
+    """The configs of one task. The default program is among them if there is one, unless another candidate
     is sure to be faster.
 
     `only`: use these instead of what templates and rules offer.

@@ -1,4 +1,4 @@
-"""The stages of a task with several contractions, as templates see them: each a piece of work of its own.
+"""The stages of a task with several contractions, as templates see them: each as a work item of its own.
 
 A `Formula` has one level of reductions, so a chain has none. Each of its stages has: a template matches the stages one
 by one and computes them in one kernel.
@@ -35,7 +35,7 @@ def subtasks_of(chain: Chain) -> list[SubTask]:
 
 
 def stages_of(work: Work[Any]) -> tuple[Stage, ...] | Refused:
-    """The stages of a chain with a formula each; Refused if the task is no chain, or a stage has no formula."""
+    """The stages of a chain with a formula each; Refused if the task is not a chain, or a stage has no formula."""
     chain = chain_of(work.task)
     if isinstance(chain, Refused):
         return chain

@@ -127,7 +127,7 @@ class Space:
                 raise SpaceError(f"knob {knob.name!r} of {self.template!r} has nothing to choose from")
             if knob.start not in knob.choices:
                 raise SpaceError(
-                    f"the default {knob.start!r} of knob {knob.name!r} of {self.template!r} is none of its choices"
+                    f"the default {knob.start!r} of knob {knob.name!r} of {self.template!r} is not one of its choices"
                 )
 
     def __contains__(self, config: Config) -> bool:

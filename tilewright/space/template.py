@@ -1,7 +1,7 @@
 """The template protocol: one kind of implementation for a class of tasks, written by hand or derived by rules, with
 knobs.
 
-A template takes a piece of Work and either declines or returns an `Applied`: the space of its configs for that task,
+A template takes a `Work` and either declines or returns an `Applied`: the space of its configs for that task,
 the cost of each in counted terms, and what each builds. Configs are legal by construction: every config of the space
 computes the task. Library calls and decompositions into several kernels are templates too, on every target.
 """

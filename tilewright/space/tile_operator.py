@@ -45,7 +45,7 @@ class TileVariant(msgspec.Struct, frozen=True):
 
 
 class TileOperator(msgspec.Struct, frozen=True):
-    """`arguments`: in the order of parameters. `constants`: constexprs that are no knobs."""
+    """`arguments`: in the order of parameters. `constants`: constexprs that are not knobs."""
 
     bundle: Bundle
     arguments: tuple[TileArgument, ...]

@@ -1,4 +1,4 @@
-"""What a process gives up before it runs what others have sent: the network, new privileges, large files.
+"""Confines a process before it runs code that others sent: without network, new privileges or large files.
 
 Memory and time are limited for every child process (`process.py`); this is what a pool's nodes add. It needs no
 privileges and nothing but the C library: on Linux the process enters a network namespace of its own, in which there is

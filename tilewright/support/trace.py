@@ -30,9 +30,9 @@ class Event:
     seconds: float | None = None
     notes: dict[str, Any] = field(default_factory=dict)
 
-    def note(self, **figures: Any) -> None:
+    def note(self, **notes: Any) -> None:
         """Add data to the event: plain data only (numbers, texts, lists and dicts of these)."""
-        self.notes.update(figures)
+        self.notes.update(notes)
 
 
 class Trace:
@@ -53,9 +53,9 @@ class Trace:
         return _OFF
 
     @contextmanager
-    def span(self, name: str, **figures: Any) -> Iterator[Event]:
+    def span(self, name: str, **notes: Any) -> Iterator[Event]:
         """Time the body. An exception ends the span, with its kind in the notes, and propagates."""
-        event = Event(name, self._now(), self._depth, notes=figures)
+        event = Event(name, self._now(), self._depth, notes=notes)
         self.events.append(event)
         self._depth += 1
         self._tell("begin", event)
@@ -69,15 +69,15 @@ class Trace:
             event.seconds = self._now() - event.begin
             self._tell("end", event)
 
-    def mark(self, name: str, **figures: Any) -> None:
+    def mark(self, name: str, **notes: Any) -> None:
         """Record an event without a duration."""
-        event = Event(name, self._now(), self._depth, 0.0, figures)
+        event = Event(name, self._now(), self._depth, 0.0, notes)
         self.events.append(event)
         self._tell("mark", event)
 
-    def add(self, name: str, seconds: float, **figures: Any) -> None:
+    def add(self, name: str, seconds: float, **notes: Any) -> None:
         """Record an event that was timed elsewhere (a worker process) and just ended."""
-        event = Event(name, self._now() - seconds, self._depth, seconds, figures)
+        event = Event(name, self._now() - seconds, self._depth, seconds, notes)
         self.events.append(event)
         self._tell("mark", event)
 
@@ -132,18 +132,18 @@ class _Off(Trace):
         super().__init__(clock=lambda: 0.0)
 
     @contextmanager
-    def span(self, name: str, **figures: Any) -> Iterator[Event]:
+    def span(self, name: str, **notes: Any) -> Iterator[Event]:
         yield _FORGETFUL
 
-    def mark(self, name: str, **figures: Any) -> None:
+    def mark(self, name: str, **notes: Any) -> None:
         pass
 
-    def add(self, name: str, seconds: float, **figures: Any) -> None:
+    def add(self, name: str, seconds: float, **notes: Any) -> None:
         pass
 
 
 class _Forgetful(Event):
-    def note(self, **figures: Any) -> None:
+    def note(self, **notes: Any) -> None:
         pass
 
 

@@ -74,7 +74,7 @@ class CompileOptions:
         self._tuning()
         if self.budget is not None and self.effort == "none":
             raise OptionError(
-                'effort="none" measures nothing and needs no budget; say effort="quick" or "full"'
+                'effort="none" measures nothing and needs no budget; use effort="quick" or "full"'
             )
         one_of("partition", self.partition, PARTITIONS)
         if self.numerics is not None:
@@ -98,7 +98,7 @@ class CompileOptions:
             target = resolve_target(machine, *models)
             if self.effort != "none" and not target.is_here and runner is None:
                 raise OptionError(
-                    f'effort={self.effort!r} measures on this machine, and the target is another; say effort="none"'
+                    f'effort={self.effort!r} measures on this machine, and the target is another; use effort="none"'
                 )
             yield Settings(
                 target,
@@ -126,7 +126,7 @@ def _measuring(
             remedy="leave `target` out, and name the device in the pool",
         )
     if effort == "none":
-        raise OptionError('effort="none" measures nothing and needs no pool; say effort="quick" or "full"')
+        raise OptionError('effort="none" measures nothing and needs no pool; use effort="quick" or "full"')
     from tilewright.measure.pool.connection import PoolDevice, device_of
 
     if isinstance(pool, PoolDevice):  # of a connection that is open
@@ -169,8 +169,6 @@ def resolve_task_latency(
         keys = [key for key, (task, _) in tasks.items() if name in (key, task.label)]
         if not keys:
             labels = sorted({task.label for task, _ in tasks.values()})
-            raise OptionError(
-                f"no task is called {name!r}", remedy=f"name one of these: {', '.join(labels[:8])}"
-            )
+            raise OptionError(f"unknown task {name!r}", remedy=f"use one of these: {', '.join(labels[:8])}")
         found |= dict.fromkeys(keys, parse_duration(value, "task_latency"))
     return found

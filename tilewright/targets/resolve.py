@@ -88,8 +88,8 @@ def resolve_target(
     factory = _factory(kind)
     if factory is None or (number and not number.isdigit()):
         raise TargetError(
-            f"no target is called {target!r}; there are {', '.join(map(repr, _NAMED))}, 'gemmini'"
-            " and GPUs by their compute capability, such as 'sm_90'",
+            f"target must be one of {', '.join(map(repr, _NAMED))}, 'gemmini' or a compute capability such as"
+            f" 'sm_90', got {target!r}",
             remedy=did_you_mean(target, (*_NAMED, "gemmini", "sm_80", "sm_86", "sm_89", "sm_90")) or None,
         )
     numbers = {number for device, number in devices if device == kind}

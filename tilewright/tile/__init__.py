@@ -3,38 +3,38 @@
 Semantics
 ---------
 - A launch `kernel[grid](...)` runs one **program instance** for each point of the grid, in any order and at the same
-  time. `program_id(axis)` tells an instance which one it is. Instances meet in memory alone.
+  time. `program_id(axis)` tells an instance which one it is. Instances communicate only through memory.
 - A **tensor** parameter is a pointer to the element with index 0; sizes and strides are parameters of their own. A
   Python int is an i32, or an i64 where it does not fit; a float is an f32. A parameter annotated `tl.constexpr` is
   known when the kernel is compiled: the kernel is compiled for each combination of types and constexprs.
 - A **tile** is a value with a static shape, each size a power of two; a scalar is a tile of shape (). Values are never
-  changed: assignment rebinds a name. Where control flow meets, a name has one type on all ways. `if`, `while` and
-  `range` on values are control flow of the kernel; on constexprs, and with `static_range`, they are decided while
+  changed: assignment rebinds a name. Where control flow meets, a name must have one type on all paths. `if`, `while`
+  and `range` on values are control flow of the kernel; on constexprs, and with `static_range`, they are decided while
   compiling. `and`, `or` and `x if c else y` evaluate only what they need; `where` evaluates both. `break` and
-  `continue` are Python's; a loop's index has no value behind it.
+  `continue` are Python's; a loop's index has no value after the loop.
 - **Elementwise** operations broadcast as NumPy does. Of two types, the result is the narrowest that holds both (u64 and
-  a signed integer have none), and of an integer and a float the float; a Python number takes the type of the tile
-  beside it. Integers wrap around. `//`
-  and `%` round towards minus infinity; `/` of integers is f32. Shifts by the width or more, division of integers by 0,
-  and conversion of a float that the integer type does not hold are undefined.
-- **Floats.** An operation on f16 or bf16 is computed in f32 and rounded once; an operation on f32 or f64 is rounded
-  to its type, functions such as `exp` to a few units in the last place, and division by a number that is the same for
-  several elements to two. `exp(x - m)` where `m` is a maximum that `x` takes part in may be off by as many units as
-  `m - x` says, and 0 below the normal numbers. `sum` and `cumsum` add f16 and bf16 in f32 and
-  round once at the end, and add bools and integers under 32 bits in i32, their result. `dot` adds products of f16, bf16
-  and f32 in f32, of f64 in f64, of i8 and u8 in i32, and that is its type; with input_precision="tf32" f32 operands
-  lose 13 bits first. The order of additions within one `sum`, `cumsum` or `dot` is not specified, nor is
-  the grouping in `reduce` and `associative_scan`, whose function is applied to whole tiles.
+  a signed integer have none), and of an integer and a float the float; a Python number takes the type of the tile that
+  it is combined with. Integers wrap around. `//` and `%` round towards minus infinity. Integer `/` gives f32. Shifts by
+  the width or more, division of integers by 0, and conversion of a float that the integer type does not hold are
+  undefined.
+- **Floats.** An operation on f16 or bf16 is computed in f32 and rounded once; an operation on f32 or f64 is rounded to
+  its type, functions such as `exp` to a few units in the last place, and division by a number that is the same for
+  several elements to two. `exp(x - m)` where `m` is a maximum over elements that include `x` may be off by `m - x`
+  units in the last place, and is 0 below the normal numbers. `sum` and `cumsum` add f16 and bf16 in f32 and round once
+  at the end, and add bools and integers under 32 bits in i32, their result. `dot` adds products of f16, bf16 and f32 in
+  f32, of f64 in f64, of i8 and u8 in i32, and returns that type; with input_precision="tf32" f32 operands lose 13 bits
+  first. The order of additions within one `sum`, `cumsum` or `dot` is not specified, nor is the grouping in `reduce`
+  and `associative_scan`, whose function is applied to whole tiles.
 - **Memory.** `load`, `store` and atomics work on pointers, tiles of pointers and (not atomics) block pointers.
-  Where a mask is false nothing is touched. A masked element of a load is `other`, or an undefined value. An access to
-  what is no element of a tensor argument is undefined, also if its value is not used. If two elements of one store have
-  one address, which of them stays is undefined.
-- **Order.** Effects of one instance happen in the order of the program. Nothing is said about the order between
-  instances. An atomic operation is indivisible for each element, also against instances, and orders nothing else.
+  Where a mask is false nothing is touched. A masked element of a load is `other`, or an undefined value. Access to an
+  address outside a tensor argument is undefined, also if its value is not used. If two elements of one store have the
+  same address, it is undefined which of them is kept.
+- **Order.** Effects of one instance happen in the order of the program. The order between instances is
+  unspecified. An atomic operation is indivisible for each element, also against instances, and orders nothing else.
 - **Races.** If two instances access one element, one of them writes, and not both are atomic, the launch is undefined.
 
-Debug mode reports accesses out of bounds, reads of unwritten elements and
-races, with the user's line and the instance; masked elements without `other` are NaN there.
+Debug mode reports accesses out of bounds, reads of unwritten elements and races, with the user's line and the instance.
+In debug mode, masked elements without `other` are NaN.
 
 Compilation: `frontend/` compiles a function's syntax tree to the IR of `ir.py`, whose operations are the table
 in `ops.py`; `verify.py` checks it, `text.py` prints it, `interpret.py` runs it, `passes/` change and analyse it.

@@ -1,4 +1,4 @@
-"""What an operation of the tile IR is, and what rules ask of types; the operations themselves are in `ops.py`."""
+"""Defines operations of the tile IR and the checks of their types; `ops.py` lists the operations."""
 
 from __future__ import annotations
 

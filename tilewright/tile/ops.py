@@ -227,7 +227,7 @@ def _join(machine: Machine, attrs: Attrs, a: np.ndarray, b: np.ndarray) -> np.nd
 def _split_rule(types: Sequence[TileType], attrs: Attrs) -> TileType:
     if not types[0].shape or types[0].shape[-1] != 2:
         raise KernelShapeError(
-            f"split of {types[0]}, whose last axis has not two elements",
+            f"split needs a last axis of size 2, got {types[0]}",
             remedy="reshape it to (..., 2) first",
         )
     return types[0].shaped(types[0].shape[:-1])

@@ -1,4 +1,4 @@
-"""What a legal tile program is, checked after it is made: see the heads of `ir.py` and of the package."""
+"""Checks that a tile program is legal: see the heads of `ir.py` and of the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much to measure, and for how long."""
+"""The effort of tuning: how many trials to measure, and for how long."""
 
 from __future__ import annotations
 

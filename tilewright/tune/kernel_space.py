@@ -51,7 +51,7 @@ class KernelSpace:
 
 
 def kernel_space(space: SpaceLike, where: Where | Sequence[Where], parameters: Sequence[str]) -> KernelSpace:
-    """Raise AutotuneError for what is no space, and for a predicate of names that the kernel does not have."""
+    """Raise AutotuneError for what is not a space, and for a predicate of names that the kernel does not have."""
     predicates = tuple(where) if isinstance(where, list | tuple) else (where,)
     if isinstance(space, Mapping):
         knobs = tuple(_knob(name, choices) for name, choices in space.items())

@@ -34,7 +34,7 @@ from tilewright.support.fingerprint import fingerprint
 from tilewright.tune.choose import Choice
 from tilewright.tune.known import origin_of
 
-NOTHING = Implementation((), ())  # a kernel is launched by itself: it is no implementation of a task
+NOTHING = Implementation((), ())  # a kernel is launched by itself: it is not an implementation of a task
 _LISTED = 256  # configs of a space of which all are predicted
 _QUICK_SECONDS = 0.15  # to choose a config at a first launch
 

@@ -24,7 +24,7 @@ from tilewright.measure.kernel_job import (
     KernelJob,
     KernelSpec,
     KernelTensor,
-    Region,
+    MemoryRegion,
     StoredArray,
     bytes_at,
 )
@@ -354,9 +354,9 @@ def _as_numpy(value: Any) -> np.ndarray:
 
 def _stored_tensors(
     file: DataFile, tensors: list[TensorArgument], bound: Mapping[str, Any], kind: str
-) -> tuple[tuple[Region, ...], tuple[KernelTensor, ...]]:
+) -> tuple[tuple[MemoryRegion, ...], tuple[KernelTensor, ...]]:
     """Those that share bytes lie in one region."""
-    regions: list[Region] = []
+    regions: list[MemoryRegion] = []
     stored: dict[str, KernelTensor] = {}
     group: list[TensorArgument] = []
     ordered = sorted(tensors, key=lambda each: each.extent)
@@ -377,7 +377,7 @@ def _stored_tensors(
                 len(regions),
                 each.address - low,
             )
-        regions.append(Region(offset, high - low, low % ALIGNMENT))
+        regions.append(MemoryRegion(offset, high - low, low % ALIGNMENT))
         group.clear()
 
     end = -1

@@ -96,7 +96,7 @@ def _locked_choice(locked: LockedTask, work: Work, numerics: str) -> Choice:
     candidates = Candidates.of(work)
     if not candidates.is_legal(locked.config):
         raise LockMismatch(
-            f"its config is none of this version's, or needs a library that is not here: {locked.config}"
+            f"its config is unknown to this version, or needs a library that is not here: {locked.config}"
         )
     try:
         implementation = candidates.implementation(locked.config)

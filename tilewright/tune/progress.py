@@ -47,7 +47,7 @@ class Progress:
         default_factory=dict
     )  # of a pool: trials and busy seconds of each
     aside: dict[str, str] = field(default_factory=dict)  # workers of a pool that were left out, and why
-    given_again: int = 0  # pieces of work that went to another node of a pool
+    given_again: int = 0  # work items that went to another node of a pool
     seconds: float = 0.0  # that the run took
     ended: str = ""  # why: "known", "converged", "budget", "trials", "exhausted", "met", "interrupted"
     _began: float = 0.0

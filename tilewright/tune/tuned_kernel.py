@@ -77,7 +77,9 @@ class Tuned:
 class TunedKernel:
     """A kernel whose knobs are set: launched as the kernel itself, without them."""
 
-    launch_options: tuple[str, ...] = ()  # keyword arguments of a launch that are no parameters of the kernel
+    launch_options: tuple[
+        str, ...
+    ] = ()  # keyword arguments of a launch that are not parameters of the kernel
 
     def __init__(
         self,
@@ -282,7 +284,7 @@ class TunedKernel:
             return
         if not tuning.measures:
             raise OptionError(
-                'effort="none" measures nothing and needs no pool; say effort="quick" or "full"'
+                'effort="none" measures nothing and needs no pool; use effort="quick" or "full"'
             )
         if self.launched.language != "tile":
             raise OptionError(

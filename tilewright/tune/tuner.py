@@ -70,7 +70,7 @@ class Measuring(Protocol):
     def race(self, job: Job, configs: Sequence[Config], seconds: float) -> list[list[float]]: ...
 
     def acknowledge(self, measured: Sequence[Measurement]) -> None:
-        """These are in the database: nobody needs to keep them for a driver that starts again."""
+        """These are in the database: they need not be kept for a driver that restarts."""
 
 
 _FINALISTS = 3  # configs of a task, besides the one to beat

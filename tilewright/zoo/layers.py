@@ -1,4 +1,4 @@
-"""What the transformers share: attention, the feed-forward network and the pre-norm block."""
+"""Layers that the transformers share: attention, the feed-forward network and the pre-norm block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a model of the catalog is found, configured and built."""
+"""Finds, configures and builds the models of the catalog."""
 
 from __future__ import annotations
 

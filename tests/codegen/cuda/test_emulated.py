@@ -82,12 +82,12 @@ MUTANTS = [
     Mutant("a block ends too early", "product-split", "meet_cluster();", after="inline void add_parts", position=1),
     Mutant("the part of another block", "product-split", "part * SHARE", "(PARTS - 1 - part) * SHARE"),
     # Edges.
-    Mutant("an edge along k", "product-nn", "&& depth < depths", "&& depth <= depths"),
+    Mutant("an edge along k", "product-nn", "&& k < k_count", "&& k <= k_count"),
     Mutant("an edge along m and n", "product-nn", "outer < outers)", "outer <= outers)"),
     Mutant("an edge of the results", "product-nn", "place_m < 40", "place_m <= 40"),
     Mutant("an edge of single elements", "product-single-elements-nt", "inside(row, column + e)",
            "inside(row, column)"),
-    Mutant("an edge of computed elements", "computed-gated", "deep < depths", "deep <= depths"),
+    Mutant("an edge of computed elements", "computed-gated", "at_k < k_count", "at_k <= k_count"),
     Mutant("an edge of windows", "conv-3x3", "(at.seen & needed) == needed", "true"),
     # Which element meets which.
     Mutant("fragments that are not transposed", "product-nn", "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16",

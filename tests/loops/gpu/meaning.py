@@ -121,7 +121,7 @@ def _computed(operand: ComputedOperand, name: str, outer: te.Expr, k: te.Var) ->
     number = along // operand.lanes
     at = {
         te.Var("outer", _extent(operand.read, "outer")): number if operand.transposed else outer,
-        te.Var("depth", _extent(operand.read, "depth")): k if operand.transposed else number,
+        te.Var("at_k", _extent(operand.read, "at_k")): k if operand.transposed else number,
     }
     names = {
         buffer: replace(buffer, name=f"{name}_{buffer.name}", scope=Scope.SCRATCH)

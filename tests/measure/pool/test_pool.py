@@ -268,7 +268,7 @@ def test_addresses_and_options(pool: str, tmp_path: Path) -> None:
     with pytest.raises(PoolError, match="no token for the pool"):
         cluster.rows("127.0.0.1:1", missing)
     token = cluster.token_file(pool)
-    with pytest.raises(PoolError, match="nobody answers"):
+    with pytest.raises(PoolError, match="no pool answers"):
         cluster.rows("127.0.0.1:1", token)
     with pytest.raises(PoolError, match="no address"):
         cluster.rows("nowhere", token)

@@ -10,11 +10,11 @@ from tilewright.tile.passes.barriers import steps_after_barriers
 from tilewright.tile.passes.shared_memory import (
     CodeNode,
     GlobalAccess,
-    Part,
-    Region,
+    Lifespan,
+    ProgramPart,
+    ProgramStep,
     Resource,
     SharedBuffer,
-    Step,
     allocate,
     live_together,
 )
@@ -33,23 +33,23 @@ class _Code:
             choice = self.random.random()
             if choice < 0.25 and depth:
                 loop = self.random.random() < 0.6
-                parts = [Part([], self.nodes(depth - 1, known)) for _ in range(1 if loop else 2)]
-                made.append(Region(loop, parts))
+                parts = [ProgramPart([], self.nodes(depth - 1, known)) for _ in range(1 if loop else 2)]
+                made.append(Lifespan(loop, parts))
             elif choice < 0.6 or not known:
                 buffer = SharedBuffer(f"b{len(self.buffers)}", self.random.choice([16, 100, 256, 1000]))
                 self.buffers.append(buffer)
                 known.append(buffer)
-                made.append(Step(["write"], writes=(buffer,)))
+                made.append(ProgramStep(["write"], writes=(buffer,)))
             else:
-                made.append(Step(["read"], reads=(self.random.choice(known),)))
+                made.append(ProgramStep(["read"], reads=(self.random.choice(known),)))
         return made
 
 
-def traces(nodes: list[CodeNode], chosen: random.Random) -> list[Step]:
+def traces(nodes: list[CodeNode], chosen: random.Random) -> list[ProgramStep]:
     """The steps of one run."""
-    found: list[Step] = []
+    found: list[ProgramStep] = []
     for node in nodes:
-        if isinstance(node, Step):
+        if isinstance(node, ProgramStep):
             found.append(node)
         elif node.loop:
             for _ in range(chosen.randint(0, 3)):
@@ -90,7 +90,7 @@ def test_no_two_conflicting_steps_without_a_barrier(seed: int) -> None:
 
     behind = steps_after_barriers(nodes, conflict)
     for run in range(10):
-        since: list[Step] = []
+        since: list[ProgramStep] = []
         for step in traces(nodes, random.Random(run)):
             if step in behind:
                 since = []
@@ -103,7 +103,12 @@ def test_no_two_conflicting_steps_without_a_barrier(seed: int) -> None:
 
 def test_buffers_that_never_live_together_share_memory() -> None:
     one, two = SharedBuffer("one", 256), SharedBuffer("two", 256)
-    apart = [Step([], writes=(one,)), Step([], reads=(one,)), Step([], writes=(two,)), Step([], reads=(two,))]
+    apart = [
+        ProgramStep([], writes=(one,)),
+        ProgramStep([], reads=(one,)),
+        ProgramStep([], writes=(two,)),
+        ProgramStep([], reads=(two,)),
+    ]
     assert allocate(apart)[1] == 256
     crossed = [apart[0], apart[2], apart[1], apart[3]]
     offsets, total = allocate(crossed)
@@ -117,6 +122,6 @@ def test_a_thread_may_come_back_to_its_own_addresses_in_one_iteration_only() -> 
         assert isinstance(a, GlobalAccess) and isinstance(b, GlobalAccess)
         return a.key is None or a.key != b.key
 
-    steps = [Step([], reads=(access,)), Step([], writes=(access,))]
+    steps = [ProgramStep([], reads=(access,)), ProgramStep([], writes=(access,))]
     assert not steps_after_barriers(steps, conflict)
-    assert steps_after_barriers([Region(True, [Part([], list(steps))])], conflict)
+    assert steps_after_barriers([Lifespan(True, [ProgramPart([], list(steps))])], conflict)

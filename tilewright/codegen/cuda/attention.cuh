@@ -2,7 +2,7 @@
 // ROWS x 16 queries each; keys and values come KEYS at a time, a pipeline of STAGES such tiles. The results end up in
 // shared memory as rows of VALUES + 8 floats. Scores are scaled by log2(e) too, so that their weights are powers of two.
 
-// PLAIN: nothing but the scale, between 0 and 1, happens to a score; it is then part of the weight's multiply-add.
+// PLAIN: nothing but the scale, between 0 and 1, happens to a score; it is then part of the weight's FMA.
 template <class T, int WARPS, int ROWS, int KEYS, int WIDTH, int VALUES, int STAGES, bool CAUSAL, bool PLAIN, class Q,
           class K, class V>
 struct Attention {

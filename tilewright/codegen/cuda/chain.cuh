@@ -58,10 +58,10 @@ __device__ inline void multiply_kept(f32 (&sums)[MS][NS][4], const unsigned (&le
     }
 }
 
-// A left operand in shared memory, BM x DEPTH elements from `left` on, of which STEPS x 16 columns count, times B.
-template <class T, class B, int BM, int DEPTH, int STEPS, int WARPS_N, int MS, int NS>
+// A left operand in shared memory, BM x K elements from `left` on, of which STEPS x 16 columns count, times B.
+template <class T, class B, int BM, int K, int STEPS, int WARPS_N, int MS, int NS>
 __device__ inline void multiply_shared(f32 (&sums)[MS][NS][4], unsigned left, unsigned at) {
-  using Left = Fragments<BM, DEPTH, false, true>;
+  using Left = Fragments<BM, K, false, true>;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const unsigned first_a = Left::first(warp / WARPS_N * MS * 16, lane), first_b = B::first(warp % WARPS_N * NS * 8, lane);
 #pragma unroll

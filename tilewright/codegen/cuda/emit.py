@@ -2,9 +2,9 @@
 
 An iteration of the parallel loop is a block, one of a thread loop a thread; register buffers are arrays that the
 compiler keeps in registers, since unrolled loops are marked so; scratch memory is shared memory, with a barrier before
-each thread loop that touches it, unless all that is there was copied and awaited. A vector loop accesses memory in
-packs where a vector begins at a multiple of its length, and computes lane by lane. What a store to registers that is
-`streamed` reads is asked for where it stands: the compiler would rather read it where it is needed.
+each thread loop that touches it, unless all of its data was copied and awaited. A vector loop accesses memory in
+packs where a vector begins at a multiple of its length, and computes lane by lane. Loads of a
+`streamed` store are issued where they stand, because the compiler would sink them.
 """
 
 from __future__ import annotations
@@ -98,10 +98,10 @@ def beginning(blocks: int) -> list[str]:
     return [f"  {AWAIT_TURN}"] if blocks <= _FEW_BLOCKS else []
 
 
-def emit_statement(stmt: Stmt, params: tuple[Buffer, ...], depth: int = 1) -> str:
+def emit_statement(stmt: Stmt, params: tuple[Buffer, ...], indent: int = 1) -> str:
     """A statement as part of a kernel that is written by hand: its free variables and its buffers are there."""
     emitter = _Emitter(Program("statement", params, stmt), "")
-    emitter.depth = depth
+    emitter.indent = indent
     emitter.statement(stmt)
     return "\n".join(emitter.lines) + "\n"
 
@@ -118,7 +118,7 @@ class _Emitter:
         combines = [stmt for stmt in walk_stmts(program.body) if isinstance(stmt, Combine)]
         self.exchanges, self.all_exchanges = 0, sum(stmt.group > self.threads for stmt in combines)
         self.lines: list[str] = []
-        self.depth = 1
+        self.indent = 1
         self.names: dict[te.Expr, str] = {}  # expressions that have a variable of their own
         self.packs: dict[te.Expr, str] = {}  # loads of the vector loop that were made for all lanes at once
         self.count = 0
@@ -180,17 +180,17 @@ class _Emitter:
     # -- lines --------------------------------------------------------------------------------------------------------
 
     def line(self, text: str) -> None:
-        self.lines.append("  " * self.depth + text)
+        self.lines.append("  " * self.indent + text)
 
     @contextmanager
     def braces(self, head: str) -> Iterator[None]:
         """A block of its own: names given inside are forgotten afterwards."""
         self.line(f"{head} {{".lstrip())
-        self.depth += 1
+        self.indent += 1
         names = dict(self.names)
         yield
         self.names = names
-        self.depth -= 1
+        self.indent -= 1
         self.line("}")
 
     # -- statements ---------------------------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ class _Emitter:
         return self.value(condition)
 
     def commit(self) -> None:
-        """What no asynchronous copy moves, since it is so little, was asked for and is stored now."""
+        """Store the values that were loaded early instead of copied asynchronously."""
         if self.in_flight:
             with self.braces(""):
                 self.line(self.thread)

@@ -15,7 +15,7 @@ __device__ inline void store_sums(Total* out, int pitch, const Total (&sums)[MS]
       }
 }
 
-// A block's tile of a matrix product, BM x BN, accumulated over `tiles` steps of BK; a pipeline of STAGES tiles in shared
+// A block's tile of a GEMM, BM x BN, accumulated over `tiles` steps of BK; a pipeline of STAGES tiles in shared
 // memory, WARPS_M x WARPS_N warps. The sums end up in shared memory as rows of BN + 8. `begin` asks for the first
 // tiles and `finish` does the rest; when nothing reads the tiles any more it calls `after`, which may begin the next.
 // `accumulate` leaves the sums in registers: of each warp MS x NS fragments of 16 x 16. Of the BN columns in shared memory

@@ -20,7 +20,7 @@ struct bf16 {
 };
 
 // The beginning of kernels of few blocks: from sm_90 on, one may be started while the one before it still runs. Memory is
-// left alone until that one has ended. Only then may the next come: of two that overlap, none has in its first cache what
+// left alone until that one has ended. Only then may the next come: of two that overlap, none has in its L1 what
 // the other writes.
 __device__ inline void await_turn() {
 #if __CUDA_ARCH__ >= 900
@@ -33,7 +33,7 @@ struct alignas(sizeof(T) * N) Pack {
   T at[N];
 };
 
-// 16 bytes that are on their way from here on: no barrier is passed before they are asked for.
+// 16 bytes that are on their way from here on: no barrier is passed before they are issued.
 template <class P>
 __device__ inline P issue_load(const P* from) {
   static_assert(sizeof(P) == 16, "one access");

@@ -60,6 +60,6 @@ def _mask(attention: TensorAttention) -> list[str]:
     return [
         "    const f32 score[1] = {value};",
         "    f32 masked[1];",
-        emit_statement(attention.mask, attention.params, depth=2).rstrip("\n"),
+        emit_statement(attention.mask, attention.params, indent=2).rstrip("\n"),
         "    return masked[0];",
     ]

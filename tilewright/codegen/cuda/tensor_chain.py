@@ -83,8 +83,8 @@ def _held_weight(chain: TensorChain, follower: Follower, number: int, at: int) -
     """The right operand of a product after the first, copied as a whole. These copies are committed with the next tile
     of the first product's operands, whose wait is a wait for them too."""
     t, b, name = chain.tiles, follower.b, f"weight{number}"
-    outer, depth = t.columns(follower.n), t.columns(follower.k)
-    kind = matrix_type(c_type(chain.dtype), b, outer, depth, False, t.threads, outer == follower.n)
+    n, k = t.columns(follower.n), t.columns(follower.k)
+    kind = matrix_type(c_type(chain.dtype), b, n, k, False, t.threads, n == follower.n)
     return [
         f"  const unsigned at_{name} = shared_address(shared + {at});",
         f"  {kind} {name}({b.buffer.name} + {emit_value(b.offset)}, 0, 0, {follower.n}, {follower.k});",
@@ -109,7 +109,7 @@ def _between(chain: TensorChain, follower: Follower, number: int) -> list[str]:
         f"      const f32 {total}[{lanes}] = {{{sums}}};",
         f"      f32 {value}[{lanes}];",
         f"      {inside}{{",
-        emit_statement(follower.between, chain.params, depth=4).rstrip("\n"),
+        emit_statement(follower.between, chain.params, indent=4).rstrip("\n"),
         f"        for (int v = 0; v < {lanes}; ++v) both[e + v] = {value}[v];",
         "      }",
         "    }",
@@ -133,12 +133,12 @@ def _products(chain: TensorChain) -> list[str]:
         before, weight = f"sums{number}", f"decltype(weight{number})"
         lines.append(f"  f32 sums{number + 1}[{ms}][{ns}][4];")
         if shared:
-            depth = t.columns(follower.k)
+            k = t.columns(follower.k)
             lines += [
                 *(["  __syncthreads();"] if number else []),  # the product before has read its operand
-                f"  share_left<{t.bm}, {depth}, {t.warps_n}>(at_left, {before}, m0, between{number});",
+                f"  share_left<{t.bm}, {k}, {t.warps_n}>(at_left, {before}, m0, between{number});",
                 "  __syncthreads();",
-                f"  multiply_shared<{kind}, {weight}, {t.bm}, {depth}, {steps}, {t.warps_n}>"
+                f"  multiply_shared<{kind}, {weight}, {t.bm}, {k}, {steps}, {t.warps_n}>"
                 f"(sums{number + 1}, at_left, at_weight{number});",
                 *(["  __syncthreads();"] if last else []),
             ]

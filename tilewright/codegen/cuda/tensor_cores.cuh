@@ -1,4 +1,4 @@
-// Matrix products on tensor cores: instructions of sm_80 and later, tiles in shared memory, copies under way.
+// GEMMs on tensor cores: instructions of sm_80 and later, tiles in shared memory, copies under way.
 
 __device__ inline unsigned shared_address(const void* at) { return (unsigned)__cvta_generic_to_shared(at); }
 
@@ -119,12 +119,12 @@ struct Tile {
   __device__ static unsigned of(int row, int column) { return at(row, column * SIZE / 16) + column * SIZE % 16; }
 };
 
-// A tile of OUTER (m or n) x DEPTH (k) elements as fragments of 16 x 32 bytes; it is stored with rows of k where TRANSPOSED.
+// A tile of OUTER (m or n) x K (k) elements as fragments of 16 x 32 bytes; it is stored with rows of k where TRANSPOSED.
 // LEFT is the first operand. OUTER of a warp is a power of two, so that places within it differ in bits of their own.
-template <int OUTER, int DEPTH, bool TRANSPOSED, bool LEFT, int SIZE = 2>
+template <int OUTER, int K, bool TRANSPOSED, bool LEFT, int SIZE = 2>
 struct Fragments {
   static_assert(SIZE == 2 || !TRANSPOSED, "only pairs of bytes are transposed on the way");
-  using Layout = Tile<TRANSPOSED ? DEPTH : OUTER, TRANSPOSED ? OUTER : DEPTH, SIZE>;
+  using Layout = Tile<TRANSPOSED ? K : OUTER, TRANSPOSED ? OUTER : K, SIZE>;
 
   // Where this lane reads in the first fragment from `outer` on.
   __device__ static unsigned first(int outer, int lane) {
@@ -144,9 +144,9 @@ struct Fragments {
 };
 
 // The same of 32-bit elements with rows of k, which are read one by one.
-template <int OUTER, int DEPTH, bool LEFT>
-struct Fragments<OUTER, DEPTH, true, LEFT, 4> {
-  using Layout = Tile<DEPTH, OUTER, 4>;
+template <int OUTER, int K, bool LEFT>
+struct Fragments<OUTER, K, true, LEFT, 4> {
+  using Layout = Tile<K, OUTER, 4>;
   static constexpr int TURN = Layout::CHUNKS >= 8 ? 64 : 32;  // what rows four apart differ by
 
   __device__ static unsigned first(int outer, int lane) { return Layout::of(lane % 4, outer + lane / 4); }
@@ -162,13 +162,13 @@ struct Fragments<OUTER, DEPTH, true, LEFT, 4> {
   }
 };
 
-// How a tile of ROWS x COLUMNS elements is divided among threads: pieces of WIDTH neighbours.
+// How a tile of ROWS x COLUMNS elements is divided among threads: chunks of WIDTH neighbours.
 template <int ROWS, int COLUMNS, int WIDTH, int THREADS>
 struct Chunks {
   static constexpr int PER_ROW = COLUMNS / WIDTH;
   static constexpr int ALL = ROWS * PER_ROW;
   static constexpr int COUNT = (ALL + THREADS - 1) / THREADS;
-  static constexpr bool IN_COLUMN = THREADS % PER_ROW == 0;  // all pieces of a thread lie below each other
+  static constexpr bool IN_COLUMN = THREADS % PER_ROW == 0;  // all chunks of a thread are in one column
   __device__ static bool exists(int i) { return ALL % THREADS == 0 || i * THREADS + (int)threadIdx.x < ALL; }
   __device__ static int row(int i) {
     return IN_COLUMN ? threadIdx.x / PER_ROW + i * (THREADS / PER_ROW) : (i * THREADS + threadIdx.x) / PER_ROW;
@@ -176,7 +176,7 @@ struct Chunks {
   __device__ static int column(int i) {
     return (IN_COLUMN ? threadIdx.x % PER_ROW : (i * THREADS + threadIdx.x) % PER_ROW) * WIDTH;
   }
-  // The pieces of part `part` of `parts` are those from here up to where the next begins.
+  // The chunks of part `part` of `parts` are those from here up to where the next begins.
   __device__ static constexpr int begin(int part, int parts) { return COUNT * part / parts; }
 };
 
@@ -184,22 +184,22 @@ struct Chunks {
 // are copied at once; single ones of two bytes go through registers, in pairs, since no asynchronous copy moves fewer
 // than four.
 // WHOLE: the tiles cover the matrix exactly along m or n.
-template <class T, int OUTER, int DEPTH, bool TRANSPOSED, bool LEFT, int LANES, int THREADS, i64 PITCH, bool WHOLE>
-struct Matrix : Fragments<OUTER, DEPTH, TRANSPOSED, LEFT, sizeof(T)> {
-  using Layout = typename Fragments<OUTER, DEPTH, TRANSPOSED, LEFT, sizeof(T)>::Layout;
+template <class T, int OUTER, int K, bool TRANSPOSED, bool LEFT, int LANES, int THREADS, i64 PITCH, bool WHOLE>
+struct Matrix : Fragments<OUTER, K, TRANSPOSED, LEFT, sizeof(T)> {
+  using Layout = typename Fragments<OUTER, K, TRANSPOSED, LEFT, sizeof(T)>::Layout;
   static constexpr int BYTES = Layout::BYTES;
   static constexpr bool HELD = LANES * sizeof(T) < 4;  // elements go through registers
   static constexpr int WIDTH = HELD ? 2 : LANES;
-  using P = Chunks<TRANSPOSED ? DEPTH : OUTER, TRANSPOSED ? OUTER : DEPTH, WIDTH, THREADS>;
+  using P = Chunks<TRANSPOSED ? K : OUTER, TRANSPOSED ? OUTER : K, WIDTH, THREADS>;
   const T* next;  // where the next tile begins
-  int outers, depths;  // elements from there to the matrix' ends
+  int outers, k_count;  // elements from there to the matrix' ends
   unsigned short held[HELD ? P::COUNT : 1][2];
 
-  // The tiles from (outer, depth) of a matrix that ends at (outers, depths).
-  __device__ Matrix(const T* from, int outer, int depth, int outers, int depths)
-      : next(from + (TRANSPOSED ? depth * PITCH + outer : outer * PITCH + depth)), outers(outers - outer), depths(depths - depth) {}
+  // The tiles from (outer, k) of a matrix that ends at (outers, k_count).
+  __device__ Matrix(const T* from, int outer, int k, int outers, int k_count)
+      : next(from + (TRANSPOSED ? k * PITCH + outer : outer * PITCH + k)), outers(outers - outer), k_count(k_count - k) {}
 
-  __device__ bool inside(int outer, int depth) const { return (WHOLE || outer < outers) && depth < depths; }
+  __device__ bool inside(int outer, int k) const { return (WHOLE || outer < outers) && k < k_count; }
 
   // A part of the copies for the next tile, to `to`; behind the last tile they are of zeros.
   __device__ void fetch(unsigned to, int part, int parts) {
@@ -224,24 +224,24 @@ struct Matrix : Fragments<OUTER, DEPTH, TRANSPOSED, LEFT, sizeof(T)> {
       for (int i = 0; i < P::COUNT; ++i)
         if (P::exists(i)) store_shared(to + Layout::of(P::row(i), P::column(i)), held[i][0] | held[i][1] << 16);
     }
-    next += TRANSPOSED ? DEPTH * PITCH : DEPTH;
-    depths -= DEPTH;
+    next += TRANSPOSED ? K * PITCH : K;
+    k_count -= K;
   }
 };
 
-// The first operand gathered from windows of an image. `Window` says of a row where it begins (`row`) and in which
-// places along each axis of the window it is inside (`seen`), and of a place in the depth its distance from there
-// (`depth`) and which of these places it is (`needed`). LANES neighbours along k lie together.
-template <class T, int OUTER, int DEPTH, int LANES, int THREADS, class Window>
-struct Gathered : Fragments<OUTER, DEPTH, false, true, sizeof(T)> {
-  using Layout = typename Fragments<OUTER, DEPTH, false, true, sizeof(T)>::Layout;
+// The first operand gathered from windows of an image. For a row, `Window` gives its first element's offset (`row`) and
+// a mask of the window's positions that are inside the image (`seen`). For an index along k, it gives the distance from
+// there (`k_offset`) and the mask of its position (`needed`). LANES neighbours along k are contiguous.
+template <class T, int OUTER, int K, int LANES, int THREADS, class Window>
+struct Gathered : Fragments<OUTER, K, false, true, sizeof(T)> {
+  using Layout = typename Fragments<OUTER, K, false, true, sizeof(T)>::Layout;
   static constexpr int BYTES = Layout::BYTES;
   static constexpr bool HELD = LANES * sizeof(T) < 4;  // elements go through registers
   static constexpr int WIDTH = HELD ? 2 : LANES;
-  using P = Chunks<OUTER, DEPTH, WIDTH, THREADS>;
+  using P = Chunks<OUTER, K, WIDTH, THREADS>;
   static constexpr int TABLE_BYTES = OUTER * 8;
   struct alignas(8) Row {
-    int place;
+    int offset;
     unsigned seen;
   };
   const T* from;
@@ -249,8 +249,8 @@ struct Gathered : Fragments<OUTER, DEPTH, false, true, sizeof(T)> {
   int begin, end;
   unsigned short held[HELD ? P::COUNT : 1][2];
 
-  __device__ Gathered(unsigned char* table, const T* from, int outer, int depth, int outers, int depths)
-      : from(from), table(reinterpret_cast<const Row*>(table)), begin(depth), end(depths) {
+  __device__ Gathered(unsigned char* table, const T* from, int outer, int k, int outers, int k_count)
+      : from(from), table(reinterpret_cast<const Row*>(table)), begin(k), end(k_count) {
     for (int row = threadIdx.x; row < OUTER; row += THREADS) {
       const bool exists = outer + row < outers;
       const Row found = {exists ? Window::row(outer + row) : 0, exists ? Window::seen(outer + row) : 0u};
@@ -270,7 +270,7 @@ struct Gathered : Fragments<OUTER, DEPTH, false, true, sizeof(T)> {
         const int k = begin + column + e;
         const unsigned needed = Window::needed(k);
         const bool inside = k < end && (at.seen & needed) == needed;
-        const T* const source = from + (at.place + Window::depth(k));
+        const T* const source = from + (at.offset + Window::k_offset(k));
         if constexpr (!HELD)
           copy_async<WIDTH * sizeof(T)>(to + Layout::of(row, column), source, inside);
         else
@@ -284,27 +284,28 @@ struct Gathered : Fragments<OUTER, DEPTH, false, true, sizeof(T)> {
       for (int i = 0; i < P::COUNT; ++i)
         if (P::exists(i)) store_shared(to + Layout::of(P::row(i), P::column(i)), held[i][0] | held[i][1] << 16);
     }
-    begin += DEPTH;
+    begin += K;
   }
 };
 
-// One operand computed on its way. What `Source` reads for LANES neighbours is asked for when a tile begins; when it
-// ends, they are computed and stored. Their place is the number of the vector; `read` says whether they are not zero.
-template <class T, int OUTER, int DEPTH, bool TRANSPOSED, bool LEFT, int LANES, int THREADS, class Source>
-struct Computed : Fragments<OUTER, DEPTH, TRANSPOSED, LEFT, sizeof(T)> {
-  using Layout = typename Fragments<OUTER, DEPTH, TRANSPOSED, LEFT, sizeof(T)>::Layout;
+// One operand computed on its way to shared memory. When a tile begins, `Source::read` loads the inputs of LANES
+// neighbours; when it ends, they are computed and stored. `read` gets the index of the vector, and returns false if its
+// elements are zero.
+template <class T, int OUTER, int K, bool TRANSPOSED, bool LEFT, int LANES, int THREADS, class Source>
+struct Computed : Fragments<OUTER, K, TRANSPOSED, LEFT, sizeof(T)> {
+  using Layout = typename Fragments<OUTER, K, TRANSPOSED, LEFT, sizeof(T)>::Layout;
   static constexpr int BYTES = Layout::BYTES;
   static constexpr bool HELD = true;  // what is read goes through registers
   static constexpr int WIDTH = LANES * sizeof(T) < 4 ? 4 / sizeof(T) : LANES;
   static constexpr int PARTS = WIDTH / LANES;
-  using P = Chunks<TRANSPOSED ? DEPTH : OUTER, TRANSPOSED ? OUTER : DEPTH, WIDTH, THREADS>;
+  using P = Chunks<TRANSPOSED ? K : OUTER, TRANSPOSED ? OUTER : K, WIDTH, THREADS>;
   Source source;
-  int outer, depth, outers, depths;
+  int outer, k, outers, k_count;
   typename Source::Chunk held[P::COUNT][PARTS];
   bool inside[P::COUNT][PARTS];
 
-  __device__ Computed(const Source& source, int outer, int depth, int outers, int depths)
-      : source(source), outer(outer), depth(depth), outers(outers), depths(depths) {}
+  __device__ Computed(const Source& source, int outer, int k, int outers, int k_count)
+      : source(source), outer(outer), k(k), outers(outers), k_count(k_count) {}
 
   __device__ void fetch(unsigned, int part, int parts) {
 #pragma unroll
@@ -313,9 +314,9 @@ struct Computed : Fragments<OUTER, DEPTH, TRANSPOSED, LEFT, sizeof(T)> {
 #pragma unroll
       for (int e = 0; e < PARTS; ++e) {
         const int row = P::row(i), column = P::column(i) + e * LANES;
-        const int at = outer + (TRANSPOSED ? column : row), deep = depth + (TRANSPOSED ? row : column);
-        inside[i][e] = at < outers && deep < depths &&
-                       source.read(held[i][e], TRANSPOSED ? at / LANES : at, TRANSPOSED ? deep : deep / LANES);
+        const int at = outer + (TRANSPOSED ? column : row), at_k = k + (TRANSPOSED ? row : column);
+        inside[i][e] = at < outers && at_k < k_count &&
+                       source.read(held[i][e], TRANSPOSED ? at / LANES : at, TRANSPOSED ? at_k : at_k / LANES);
       }
     }
   }
@@ -334,6 +335,6 @@ struct Computed : Fragments<OUTER, DEPTH, TRANSPOSED, LEFT, sizeof(T)> {
       }
       store_pack(to + Layout::of(P::row(i), P::column(i)), values);
     }
-    depth += DEPTH;
+    k += K;
   }
 };

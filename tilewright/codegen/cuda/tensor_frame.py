@@ -1,4 +1,5 @@
-"""What the CUDA text of all tensor-core kernels shares: the function around a pipeline, and writing its results."""
+"""CUDA text that all tensor-core kernels share: the function around a pipeline, and the code that writes its
+results."""
 
 from __future__ import annotations
 
@@ -89,19 +90,19 @@ def written(kernel: Kernel, size: tuple[int, int], tile: tuple[int, int], split:
         f"    const int sum_vector = i % {wide};",
         f"    const int place_m = m0 + sum_row, place_n = n0 / {lanes} + sum_vector;",
         f"    {'if (' + ' && '.join(guards) + ') ' if guards else ''}{{",
-        emit_statement(kernel.write, kernel.params, depth=3).rstrip("\n"),
+        emit_statement(kernel.write, kernel.params, indent=3).rstrip("\n"),
         "    }",
         "  }",
     ]
 
 
 def matrix_type(
-    kind: str, operand: MatrixOperand, outer: int, depth: int, left: bool, threads: int, whole: bool
+    kind: str, operand: MatrixOperand, outer: int, k: int, left: bool, threads: int, whole: bool
 ) -> str:
     switches = (
         f"{bool_text(operand.transposed)}, {bool_text(left)}, {operand.lanes}, {threads}, {operand.pitch}"
     )
-    return f"Matrix<{kind}, {outer}, {depth}, {switches}, {bool_text(whole)}>"
+    return f"Matrix<{kind}, {outer}, {k}, {switches}, {bool_text(whole)}>"
 
 
 def bool_text(value: bool) -> str:

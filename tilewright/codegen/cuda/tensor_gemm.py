@@ -32,7 +32,7 @@ def gemm_source(gemm: TensorGemm) -> GpuSource:
 
 
 def _at_once(gemm: TensorGemm) -> list[str]:
-    """A tile for each block, or for each cluster, whose blocks sum a part of the depth each."""
+    """A tile for each block, or for each cluster, whose blocks sum a part of k each."""
     t = gemm.tiles
     steps = -(-gemm.k // t.bk)
     first, count, end = "0", str(steps), str(gemm.k)
@@ -171,7 +171,7 @@ def declared(gemm: TensorGemm, operand: Operand, name: str) -> list[str]:
 
 
 def _source_of_chunks(gemm: TensorGemm, operand: ComputedOperand, name: str) -> list[str]:
-    """How the elements of an operand are read and computed, a piece of neighbours at a time."""
+    """How the elements of an operand are read and computed, several neighbours at a time."""
 
     def arrays(of: str, constant: str) -> list[str]:
         return [
@@ -187,22 +187,22 @@ def _source_of_chunks(gemm: TensorGemm, operand: ComputedOperand, name: str) -> 
         "  struct Chunk {",
         *(f"    {c_type(b.dtype)} {b.name}[{b.size}];" for b in operand.kept),
         "  };",
-        "  __device__ bool read(Chunk& into, int outer, int depth) const {",
+        "  __device__ bool read(Chunk& into, int outer, int at_k) const {",
         f"    if (!({inside})) return false;",
         *arrays("into", ""),
-        emit_statement(operand.read, gemm.params, depth=2).rstrip("\n"),
+        emit_statement(operand.read, gemm.params, indent=2).rstrip("\n"),
         "    return true;",
         "  }",
         f"  __device__ static void compute(const Chunk& from, {values} (&value)[{operand.lanes}]) {{",
         *arrays("from", "const "),
-        emit_statement(operand.compute, gemm.params, depth=2).rstrip("\n"),
+        emit_statement(operand.compute, gemm.params, indent=2).rstrip("\n"),
         "  }",
         "};",
     ]
 
 
 def _window(operand: WindowOperand) -> list[str]:
-    """The rows of a gathered operand: what the pipeline asks of each, and of each place in the depth."""
+    """The functions that the pipeline calls for each row of a gathered operand and for each index along k."""
     inside = "true" if operand.inside is None else emit_value(operand.inside)
     seen = [f"({emit_value(bit)} ? {1 << n}u : 0u)" for n, bit in enumerate(operand.seen)]
     needed = [f"1u << ({emit_value(bit)})" for bit in operand.needed]
@@ -213,7 +213,7 @@ def _window(operand: WindowOperand) -> list[str]:
         "  __device__ static unsigned seen(int place_m) {",
         f"    return {inside} ? {' | '.join([row, *seen])} : 0u;",
         "  }",
-        f"  __device__ static int depth(int place_k) {{ return {emit_value(operand.k_offset)}; }}",
+        f"  __device__ static int k_offset(int place_k) {{ return {emit_value(operand.k_offset)}; }}",
         f"  __device__ static unsigned needed(int place_k) {{ return {' | '.join([row, *needed])}; }}",
         "};",
     ]
@@ -234,8 +234,8 @@ def _write_reduced(gemm: TensorGemm, reduced: ReducedOutput) -> list[str]:
     )
     kind, total = c_type(reduced.total.dtype), reduced.total.name
 
-    def emitted(stmt: Stmt, depth: int) -> str:
-        return emit_statement(stmt, gemm.params, depth).rstrip("\n")
+    def emitted(stmt: Stmt, indent: int) -> str:
+        return emit_statement(stmt, gemm.params, indent).rstrip("\n")
 
     joined = [
         "    __syncthreads();",
@@ -285,8 +285,8 @@ def _write_along(gemm: TensorGemm, reduced: ReducedOutput) -> list[str]:
     )
     kind, total, name = c_type(reduced.total.dtype), reduced.total.name, reduced.kind.capitalize()
 
-    def emitted(stmt: Stmt, depth: int) -> str:
-        return emit_statement(stmt, gemm.params, depth).rstrip("\n")
+    def emitted(stmt: Stmt, indent: int) -> str:
+        return emit_statement(stmt, gemm.params, indent).rstrip("\n")
 
     return [
         "  __syncthreads();",

@@ -1,11 +1,11 @@
-"""How many cycles a program takes: load, execute and store units behind a reservation station, one bus to DRAM.
+"""Simulates the cycles of a program: load, execute and store units with a reservation station, and one bus to DRAM.
 
-Nothing is computed, and time does not pass cycle by cycle. An operation's times follow from those of operations before
-it: it enters the station when an entry is free, is issued when what it depends on is complete, and runs when its unit
-is free. Only the bus has to be followed in order, where a load and a store share it: they take turns, beat by beat.
-Whatever is not known yet waits for the next operation that leaves the bus.
+No data are computed, and the simulation does not step through cycles. An operation's times follow from those of earlier
+operations: it enters the station when an entry is free, is issued when its dependences are complete, and runs when its
+unit is free. Only the bus is simulated in order when a load and a store share it: they alternate, beat by beat. Times
+that are not known yet are determined when the next operation leaves the bus.
 
-The constants are those of `hw/gemmini_timing.py`. With them, cycles are those of our RTL.
+The constants are those of `hw/gemmini_timing.py`. With them, the cycles equal those of the RTL in this repository.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tilewright.runtime.gemmini.isa import (
 )
 from tilewright.runtime.gemmini.unroll import decoded
 from tilewright.runtime.gemmini.verify import verify_table
-from tilewright.runtime.gemmini.words import Table
+from tilewright.runtime.gemmini.words import WordTable
 from tilewright.support.arith import ceil_div
 
 _LOAD, _EXECUTE, _STORE = range(3)
@@ -90,7 +90,7 @@ def simulate(
     program: Sequence[Instruction] | np.ndarray, machine: GemminiMachine, timing: GemminiTiming | None = None
 ) -> Cycles:
     """Of instructions or their words. Raise InstructionError if the machine cannot execute the program."""
-    table = Table(program if isinstance(program, np.ndarray) else encode(program))
+    table = WordTable(program if isinstance(program, np.ndarray) else encode(program))
     verify_table(table, machine)
     return _Simulation(machine, timing or GemminiTiming()).run(_operations(table, machine))
 
@@ -100,17 +100,17 @@ def simulate(
 _FENCE = "fence"
 
 
-def _operations(table: Table, machine: GemminiMachine) -> list[_Op | str | None]:
+def _operations(table: WordTable, machine: GemminiMachine) -> list[_Op | str | None]:
     """What the decoder does in each cycle: an operation for a unit, a fence, or nothing that takes time."""
     if not table.positions(*LOOPS).size:
         return _primitive(table, machine)
     steps = list(decoded(table.instructions(), machine))
-    plain = Table(encode(step for step in steps if step is not None))
+    plain = WordTable(encode(step for step in steps if step is not None))
     made = iter(_primitive(plain, machine))
     return [None if step is None else next(made) for step in steps]
 
 
-def _primitive(table: Table, machine: GemminiMachine) -> list[_Op | str | None]:
+def _primitive(table: WordTable, machine: GemminiMachine) -> list[_Op | str | None]:
     made: list[_Op | str | None] = [None] * len(table)
     for at in table.positions(_FENCE, "flush").tolist():
         made[at] = _FENCE
@@ -122,7 +122,7 @@ def _primitive(table: Table, machine: GemminiMachine) -> list[_Op | str | None]:
     return made
 
 
-def _computes(table: Table, bank: int, made: list[_Op | str | None]) -> None:
+def _computes(table: WordTable, bank: int, made: list[_Op | str | None]) -> None:
     loaded, weights = table.positions("preload"), table.fields("preload")
     own = weights["b"] != NONE
     b, rows = weights["b"][own], weights["rows"][own]
@@ -151,7 +151,9 @@ def _computes(table: Table, bank: int, made: list[_Op | str | None]) -> None:
         op.bank = (low, high)
 
 
-def _loads(table: Table, slot: int, name: str, machine: GemminiMachine, made: list[_Op | str | None]) -> None:
+def _loads(
+    table: WordTable, slot: int, name: str, machine: GemminiMachine, made: list[_Op | str | None]
+) -> None:
     at, found = table.positions(name), table.fields(name)
     if not at.size:
         return
@@ -175,7 +177,7 @@ def _loads(table: Table, slot: int, name: str, machine: GemminiMachine, made: li
         made[number] = op
 
 
-def _stores(table: Table, machine: GemminiMachine, made: list[_Op | str | None]) -> None:
+def _stores(table: WordTable, machine: GemminiMachine, made: list[_Op | str | None]) -> None:
     at, found = table.positions("mvout"), table.fields("mvout")
     if not at.size:
         return
@@ -220,7 +222,7 @@ class _Simulation:
         self.issued = -1
         self.started = [-1, -1]
         self.free = -1
-        # The bus: the next cycle that nobody has, whose turn it is, and the operations of the load and the store unit.
+        # The bus: its next free cycle, whose turn it is, and the operations of the load and the store unit.
         self.bus = 0
         self.store_first = False
         self.current: list[_Op | None] = [None, None]

@@ -111,7 +111,7 @@ class _Program:
             layer.pooling
             and max(*(span_of(layer, 0, *tile).count for tile in self.row_tiles), tiling.cols, 0) > 255
         ):
-            raise LayerFitError(f"pooling is of tiles of at most 255 rows and columns, got {tiling}")
+            raise LayerFitError(f"pooling requires tiles of at most 255 rows and columns, got {tiling}")
         self.data_pitch = at.data_pitch or layer.in_channels
         self.weights_pitch = at.weights_pitch or layer.out_channels
         element = 4 if layer.full else 1

@@ -95,7 +95,7 @@ _ACCEPTED = ("-Wno-UNUSEDSIGNAL", "-Wno-DECLFILENAME")
 
 
 def lint() -> str:
-    """What Verilator has to say of the RTL with all warnings on; "" where it has nothing to say."""
+    """Verilator's warnings about the RTL, with all warnings on; "" if it has none."""
     with tempfile.TemporaryDirectory() as folder:
         fields = Path(folder, "fields.sv")
         fields.write_text(fields_text())

@@ -1,7 +1,7 @@
-"""Where elements are: index expressions as LLVM values.
+"""Index expressions as LLVM values.
 
-An index is a sum of what is the same in every lane and a multiple of the lane's number, or, where it is neither, a
-vector of indices. What was computed once is used again for as long as it dominates what is emitted: that is a region.
+An index is the sum of a value that is uniform over the lanes and a multiple of the lane's number, or else a vector of
+indices. A computed value is reused as long as it dominates the code that is emitted: that is a region.
 """
 
 from __future__ import annotations

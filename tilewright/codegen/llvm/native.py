@@ -2,7 +2,7 @@
 
 LLVM ends the process for assembly that it cannot parse and for an intrinsic that it cannot select. So each is compiled
 by itself in a process of its own, once, before it becomes part of a kernel: what fails there is an error of whoever
-declared it, and costs nobody else.
+declared it, and costs other kernels nothing.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Which written-out loops read the same elements in several copies.
+"""Finds unrolled loops whose copies read the same elements.
 
-A sum over a window that is written out, for several neighbours at once, reads most elements again in a later copy, for
-another neighbour:
+An unrolled sum over a window, for several neighbours at once, reads most elements again in a later copy, for another
+neighbour:
 
     unroll k < 7: unroll r < 6: acc[r, :] += x[2 * r + k] * w[k, :]
 
-An element in all lanes takes a vector register. LLVM would keep those of the whole window from copy to copy, and save
-accumulators on the stack for it; to read an element again costs next to nothing.
+A broadcast element takes a vector register. LLVM would keep the whole window in registers from copy to copy and spill
+accumulators for it, although reading an element again costs next to nothing.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def optimise(ir_text: str, machine: Processor) -> Any:
     vectorisers and unroller stay off: they cost time and second-guess the schedule."""
     _initialised()
     try:
-        # In a context of its own, which goes with the module: constants and types of the global one stay for ever.
+        # In a context of its own, which goes with the module: constants and types of the global one are never freed.
         module = llvm.parse_assembly(ir_text, llvm.create_context())
         module.verify()
     except RuntimeError as error:

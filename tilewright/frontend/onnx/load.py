@@ -49,7 +49,8 @@ def load(source: Any, budget: Budget | None = None) -> Loaded:
     else:
         raise UnsupportedModelError(f"cannot import a {type(source).__module__}.{type(source).__qualname__}")
     if not model.HasField("graph") or not (model.graph.node or model.graph.output):
-        raise ModelFileError("the model has no graph")
+        name = "the model" if isinstance(source, onnx.ModelProto) else str(source)
+        raise ModelFileError(f"{name} has no graph: it is empty or not an ONNX model")
     opsets = {
         entry.domain if entry.domain != "ai.onnx" else "": entry.version for entry in model.opset_import
     }

@@ -24,8 +24,8 @@ from tilewright.frontend.onnx.op_quantised import (
     rounded,
 )
 from tilewright.frontend.onnx.op_recurrent import (
-    Layer,
     LstmParameters,
+    RecurrentLayer,
     functions,
     lstm_cells,
     recurrent,
@@ -140,7 +140,7 @@ def dynamic_quantize_lstm(
         own = [ctx.index_axis(entry, 0, number) for entry in (weight, scale, zero)]
         return lambda value: dynamic_quantize_matmul(ctx, value, *own)
 
-    layer = Layer(directions, r.shape[1], x.shape[1], x)
+    layer = RecurrentLayer(directions, r.shape[1], x.shape[1], x)
     products = [(by(w, w_scale, w_zero, n), by(r, r_scale, r_zero, n)) for n in range(directions)]
     chosen = functions(
         ctx, activations, ("Sigmoid", "Tanh", "Tanh"), directions, activation_alpha, activation_beta

@@ -102,7 +102,7 @@ def recurrent(
 
 
 @dataclass(frozen=True)
-class Layer:
+class RecurrentLayer:
     """The operands of a layer, split by direction."""
 
     directions: int
@@ -131,7 +131,7 @@ def layer_of(
     bias: Node | None,
     lengths: Node | None,
     states: Sequence[Node | None],
-) -> Layer:
+) -> RecurrentLayer:
     """The layer; its operands must have the shapes that its number of gates and its weights imply."""
     expected = 2 if direction == "bidirectional" else 1
     if x.type.rank != 3:
@@ -143,7 +143,7 @@ def layer_of(
     if hidden is not None and hidden != r.shape[2]:
         raise Unsupported(f"hidden_size {hidden} with recurrent weights {r.type!r}")
     timed = ctx.permute(x, (1, 0, 2)) if layout else x
-    layer = Layer(expected, r.shape[2], timed.shape[1], timed)
+    layer = RecurrentLayer(expected, r.shape[2], timed.shape[1], timed)
     rows = gates * layer.hidden
     state = (layer.batch, expected, layer.hidden) if layout else (expected, layer.batch, layer.hidden)
     for name, operand, wanted in (
@@ -344,7 +344,7 @@ class LstmParameters:
 
 def lstm_cells(
     ctx: Context,
-    layer: Layer,
+    layer: RecurrentLayer,
     products: Sequence[tuple[Callable[[Node], Node], Callable[[Node], Node]]],
     chosen: Sequence[list[Activation]],
     parameters: LstmParameters,

@@ -40,7 +40,7 @@ def functional_name(name: str) -> str:
 class Aliases:
     """Which nodes of a graph are the same tensor, and whether every write can be followed by renaming.
 
-    Nodes are taken in order. A write is simple if it is to one tensor that is no view, that has no view yet and that
+    Nodes are taken in order. A write is simple if it is to one tensor that is not a view, that has no view yet and that
     the program made itself; views made later see the new value anyway.
     """
 

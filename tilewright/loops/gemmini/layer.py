@@ -48,7 +48,7 @@ class Layer:
         if self.pooling and (
             self.full or (self.residual is not None and self.pooling.padding >= self.pooling.size)
         ):
-            raise LayerFitError("pooling is of 8-bit results")
+            raise LayerFitError("pooling requires 8-bit results")
 
     @property
     def rows(self) -> int:

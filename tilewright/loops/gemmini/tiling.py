@@ -1,6 +1,6 @@
 """A tiling for a layer, without a search: of those that fit, the one with the fewest estimated cycles.
 
-`codesign/` explores mappings; this is what `target="gemmini"` takes where nobody has chosen one. The estimate is a
+`codesign/` explores mappings; this is what `target="gemmini"` takes if no mapping was chosen. The estimate is a
 closed form: all tilings of a layer are estimated at once, as arrays.
 """
 

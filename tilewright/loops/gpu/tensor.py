@@ -76,8 +76,8 @@ class MatrixOperand:
 @dataclass(frozen=True)
 class WindowOperand:
     """The first operand as windows of an image: row `coord_m` begins at offset + `row`, and its element `coord_k` is
-    `depth` further. It is zero unless all bits of `needed` are set in the row's mask; `seen` computes these bits from
-    conditions on `coord_m`. `inside` applies to the whole row."""
+    `k_offset` further. It is zero unless all bits of `needed` are set in the row's mask; `seen` computes these bits
+    from conditions on `coord_m`. `inside` applies to the whole row."""
 
     buffer: Buffer
     offset: te.Expr
@@ -96,7 +96,7 @@ class ComputedOperand:
 
     `read` loads the inputs of `lanes` neighbours into the registers `kept`; `compute` computes the elements from
     these into `value`. The neighbours run along k or, if `transposed`, along m or n. The free variables `outer` and
-    `depth` are their indices, where the one along the neighbours counts vectors; `batch` are the batch axes. Elements
+    `at_k` are their indices, where the one along the neighbours counts vectors; `batch` are the batch axes. Elements
     are zero where `inside` is false.
     """
 

@@ -1,4 +1,4 @@
-"""Which buffers a statement reads and writes, and a walk that keeps the enclosing loops and branches."""
+"""Finds the buffers that a statement reads and writes; walks statements with their enclosing loops and branches."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Which buffers may be pipelined: the analysis behind `pipeline.py`. It knows no target.
+"""Decides which buffers may be pipelined, for `pipeline.py`. The analysis does not depend on the target.
 
 A buffer may be pipelined if each iteration of a sequential loop first fills it and then reads it:
 
-    for k:                                     the load-and-use loop: the first one outwards from what fills the
+    for k:                                     the load-and-use loop: the innermost loop around the store to the
       for i, j: tile[i, j] = x[i, k * 8 + j]   buffer whose variable is not in the buffer's index
       ... tile ...
 
-What fills it must be asynchronous, so that the loop goes on meanwhile: a `Copy` to scratch memory, and a plain load
-into registers, which a thread waits for where it uses them. And it must not depend on what the loop computes.
+The fill must be asynchronous, so that the loop can continue: a `Copy` to scratch memory, or a plain load into
+registers, which a thread waits for at the first use. The data must not depend on results of the loop.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def _loop(buffer: Buffer, path: Path, stmt: Stmt) -> tuple[For, tuple[For, ...]]
 
 
 def _check_independent(buffer: Buffer, loop: For, path: Path, stmt: Stmt) -> None:
-    """What fills the buffer is the same whenever it runs: it reads nothing that the loop writes."""
+    """Check that filling the buffer gives the same data whenever it runs: it reads nothing that the loop writes."""
     changing = {at[0] for _, each in leaf_statements(loop.body) if (at := written(each)) is not None}
     start = next(number for number, each in enumerate(path) if each is loop)
     branches = [each for each in path[start + 1 :] if isinstance(each, If)]
@@ -226,7 +226,7 @@ def _check_independent(buffer: Buffer, loop: For, path: Path, stmt: Stmt) -> Non
     for source in sorted(reads & changing, key=lambda source: source.name):
         raise _refused(
             buffer,
-            f"what is loaded depends on {source.name}, which loop {loop.var.name} writes: on the iteration before",
+            f"its data depend on {source.name}, which loop {loop.var.name} wrote in the previous iteration",
         )
 
 

@@ -150,7 +150,7 @@ class _Level:
         return [placed_at(stmt, {self.loop.var: position}, moved) for stmt in stmts]
 
     def loads(self, value: te.Expr | int, stmts: Sequence[Stmt] | None = None) -> list[Stmt]:
-        """What fills the buffers for iteration `value`, of which there may be none."""
+        """The statements that fill the buffers for iteration `value`, guarded if it may not exist."""
         made = self.at(self.producers if stmts is None else stmts, value)
         inside = simplify(te.call("lt", te.as_index(value), te.as_index(self.extent)))
         if isinstance(inside, te.Const):

@@ -61,7 +61,7 @@ def is_virtual(stmt: Stmt) -> bool:
 def _refused(stmt: Stmt) -> ScheduleError:
     target = written(stmt)
     if target is None:
-        return ScheduleError(f"vthread: {type(stmt).__name__} is no statement of a decoupled unit")
+        return ScheduleError(f"vthread: {type(stmt).__name__} is not supported in decoupled units")
     outside = sorted(buffer.name for buffer in read(stmt) if buffer.scope is Scope.GLOBAL)
     return ScheduleError(
         f"vthread: {target[0].name} is computed from {', '.join(outside)} in global memory, which the execute unit"
@@ -191,7 +191,8 @@ class _Tokens:
                     push, pop = Push(queue, other, unit), Pop(queue, other, unit)
                     after[needed[1]].append(push)
                     before[number].append(pop)
-                    if not earlier:  # of the iteration before: the first finds a token, the last leaves one
+                    # a dependence on the previous iteration: push a token before the loop, pop one after it
+                    if not earlier:
                         first.append(push)
                         last.append(pop)
         made: list[Stmt] = []

@@ -1,7 +1,7 @@
-"""What runs on a pool's nodes: builders and timers, as Ray actors around the local processes of `measure`.
+"""The builders and timers of a pool's nodes: Ray actors around the local processes of `measure`.
 
-A candidate can only crash the child process that it is in. What goes wrong with the node itself (no disk space, object
-code that was changed on its way) is `trouble`: the driver gives the work to another node.
+A candidate can only crash the child process that it is in. A fault of the node itself (no disk space, object
+code that was corrupted in transfer) is `trouble`: the driver gives the work to another node.
 """
 
 from __future__ import annotations

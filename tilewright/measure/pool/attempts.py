@@ -1,4 +1,4 @@
-"""Pieces of a driver's work, given to workers; and which of them hang.
+"""Items of a driver's work, given to workers; and which of them hang.
 
 A request's time counts only while its worker works on it: not while it waits for its turn, for a process to start, or
 for builds of its node to end. The worker knows that time, so the driver asks it about a request that has been away for

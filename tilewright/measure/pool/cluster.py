@@ -71,7 +71,7 @@ def device_here(name: str) -> Device:
 
         words = re.findall(r"[a-z0-9]+", detect(int(number or 0)).name.lower())
         return Device("cuda:" + "-".join(words[1:] or words), int(number or 0))
-    raise OptionError(f"no device of a pool is called {name!r}", remedy="say cpu, cuda or cuda:1")
+    raise OptionError(f"device must be cpu, cuda or cuda:N, got {name!r}")
 
 
 # -- files of this user ------------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ def current_address() -> str:
         return (_folder() / "address").read_text().strip()
     except OSError:
         raise PoolError(
-            "no pool was started here", remedy="give its ADDRESS, or start one: tilewright pool up"
+            "no pool is running on this machine", remedy="give its ADDRESS, or start one: tilewright pool up"
         ) from None
 
 
@@ -188,7 +188,7 @@ def _start(arguments: list[str], share: Share, listen: str, address: str, token:
     try:
         with connected(address, token, process, log):
             _create_workers(name, count, share.devices)
-        process.returncode = 0  # it goes on without us: nobody is to wait for it
+        process.returncode = 0  # the node outlives this process, so suppress Popen's warning
     except BaseException:
         _stop([process.pid])
         (_folder() / f"{name}.node").unlink(missing_ok=True)
@@ -253,7 +253,7 @@ def connected(
             elif time.monotonic() > deadline:
                 if process is not None:
                     raise _late("it does not listen")
-                raise PoolError(f"nobody answers at {address}", remedy="start the pool: tilewright pool up")
+                raise PoolError(f"no pool answers at {address}", remedy="start the pool: tilewright pool up")
             time.sleep(0.3)
         try:
             yield
@@ -345,7 +345,7 @@ def _create_workers(name: str, builders: int, devices: tuple[Device, ...]) -> No
 
 
 @dataclass(frozen=True)
-class Row:
+class PoolEntry:
     """A worker as `pool ls` shows it."""
 
     name: str
@@ -357,12 +357,12 @@ class Row:
     state: str
 
 
-def rows(address: str, token: Path | None = None) -> list[Row]:
+def rows(address: str, token: Path | None = None) -> list[PoolEntry]:
     with connected(address, read_token(address, token)):
         workers = Workers()
         workers.refresh()
         found = [
-            Row(
+            PoolEntry(
                 w.name,
                 w.hello.node,
                 w.host,
@@ -374,7 +374,8 @@ def rows(address: str, token: Path | None = None) -> list[Row]:
             for w in (*workers.timers(), *workers.builders())
         ]
         return found + [
-            Row(name, name.split("/")[1], "", "", "", None, reason) for name, reason in workers.aside.items()
+            PoolEntry(name, name.split("/")[1], "", "", "", None, reason)
+            for name, reason in workers.aside.items()
         ]
 
 
@@ -452,7 +453,7 @@ def _listens(address: str) -> bool:
     ip, _, port = address.rpartition(":")
     if not ip or not port.isdigit():
         raise PoolError(
-            f"{address!r} is not the address of a pool", remedy="say HOST:PORT, as `pool up` printed it"
+            f"{address!r} is not the address of a pool", remedy="use HOST:PORT, as `pool up` printed it"
         )
     try:
         with socket.create_connection((ip, int(port)), timeout=2):

@@ -116,7 +116,7 @@ class Session:
         self._over.set()
 
     def device(self, label: str | None, trace: Trace, seconds: float | None = None) -> PoolDevice:
-        """PoolError where nobody has it."""
+        """Raises PoolError if no machine of the pool has it."""
         workers = Workers()
         for name, reason in workers.refresh().items():
             warnings.warn(f"{name} is not used: {reason}", RuntimeWarning, stacklevel=3)
@@ -128,7 +128,7 @@ class Session:
 
 @contextlib.contextmanager
 def connected(pool: Pool | str) -> Iterator[Session]:
-    """PoolError where there is no such pool, or it refuses this process."""
+    """Raises PoolError if there is no such pool, or it refuses this process."""
     wanted = Pool(pool) if isinstance(pool, str) else pool
     cluster.need_ray()
     file = None if wanted.token_file is None else Path(wanted.token_file)
@@ -143,7 +143,7 @@ def _user() -> str:
 
 def seed_of(token: str, user: str) -> int:
     """The same for every driver of a user while a pool is up: so one that was killed and started again has the answers
-    that timers still keep for it. Nobody outside of the pool can know it."""
+    that timers still keep for it. It is unknown outside the pool."""
     digest = hmac.new(token.encode(), f"validation inputs of {user}".encode(), hashlib.sha256).digest()
     return int.from_bytes(digest[:4], "little")
 

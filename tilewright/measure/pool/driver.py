@@ -46,7 +46,7 @@ from tilewright.measure.pool.workers import Worker, Workers
 from tilewright.space.registration import registering_modules
 from tilewright.space.space import Config
 
-GIVEN = 3  # times a piece of work is given out at most: once, and again at most twice
+GIVEN = 3  # times a work item is given out at most: once, and again at most twice
 _PER_WORKER = 2  # requests in flight: one that runs, one that is there when it ends
 _BUILD_SECONDS, _TRIAL_SECONDS = 120.0, 180.0  # of work on one, after which a worker is taken to hang
 _TICK = 0.05
@@ -78,7 +78,7 @@ class _Sent:
 
 
 @dataclass(frozen=True)
-class Code:
+class BuiltCode:
     """The object code of a config: sealed, in the pool's object store."""
 
     reference: Any
@@ -86,7 +86,7 @@ class Code:
 
 
 class LostWork(Exception):
-    """Nobody could do a piece of work."""
+    """Every worker that could do this work item has failed."""
 
 
 class PoolRunner:
@@ -119,7 +119,7 @@ class PoolRunner:
         self._overdue = Overdue(workers, reply)
         self._last: dict[str, Attempt] = {}  # by worker: what it was given last
         self._sent: OrderedDict[Job, _Sent] = OrderedDict()
-        self._code: dict[tuple[Job, Config], Code | Measurement] = {}
+        self._code: dict[tuple[Job, Config], BuiltCode | Measurement] = {}
         self._ordered: set[tuple[Job, Config]] = set()
         self._answered_by: dict[str, Worker] = {}  # trials that are not acknowledged yet
         self._refreshed = time.monotonic()
@@ -160,7 +160,7 @@ class PoolRunner:
         self._dispatch()
 
     def build(self, job: Job, configs: Sequence[Config]) -> None:
-        """Wait until these are built, or nobody could build them."""
+        """Wait until these are built, or every builder has failed."""
         self.prepare(job, configs)
         self._work_off(lambda: not any((job, config) in self._ordered for config in configs), _ignore, None)
 
@@ -202,7 +202,7 @@ class PoolRunner:
     def race(self, job: Job, configs: Sequence[Config], seconds: float) -> list[list[float]]:
         """Interleaved on one device each: the first config races on all of them, and makes their times comparable."""
         self.build(job, configs)
-        running = [config for config in configs if isinstance(self._code.get((job, config)), Code)]
+        running = [config for config in configs if isinstance(self._code.get((job, config)), BuiltCode)]
         if not running:
             return [[] for _ in configs]
         devices = max(1, len(self.workers.timers(self._as_sent(job).job.described)))
@@ -260,13 +260,13 @@ class PoolRunner:
             if built.failure:
                 self._code[key] = Measurement(config, failure=built.failure, message=built.message)
             else:
-                self._code[key] = Code(code[0], built.seal)
+                self._code[key] = BuiltCode(code[0], built.seal)
             return ""
 
         self._queue.append(Work(key, name, begin, done, None, _BUILD_SECONDS))
 
     def _trial(
-        self, job: Job, config: Config, code: Code, best: float | None, found: dict[Config, Measurement]
+        self, job: Job, config: Config, code: BuiltCode, best: float | None, found: dict[Config, Measurement]
     ) -> Work:
         sent = self._as_sent(job)
         name = request_name("trial", sent.job, config, self.seed)
@@ -428,7 +428,7 @@ class PoolRunner:
             give_up(work)
 
     def _stuck(self) -> None:
-        """Nobody can do what waits: MeasurementError unless a new look at the pool finds somebody."""
+        """No known worker can do the waiting work: refresh the list of workers. Raises MeasurementError if none can."""
         self._refresh()
         for work in self._queue:
             if self._able(work):

@@ -1,8 +1,8 @@
-"""Who may use a node now: one user after the other on a device, and no build beside a timing.
+"""Schedules the users of a node: one at a time on a device, and no build during a timing.
 
-`FairTurns` shares one device between users inside its timer. `NodeGate` keeps builds and timings of one node apart,
-across processes; the system releases what a process holds when it dies. `starting` lets the processes of a machine
-start one after the other. `Requests` knows how long each request has been worked on.
+`FairTurns` shares one device between users inside its timer. `NodeGate` prevents builds and timings of one node from
+overlapping, across processes; the operating system releases the locks of a process that dies. `starting` lets the
+processes of a machine start one after the other. `Requests` knows how long each request has been worked on.
 """
 
 from __future__ import annotations

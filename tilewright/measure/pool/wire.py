@@ -1,7 +1,7 @@
-"""What travels between the driver of a pool and its nodes: plain data as msgspec bytes, never pickled code.
+"""Messages between the driver of a pool and its nodes: plain data as msgspec bytes, never pickled code.
 
 Object code goes from a builder to a timer as `Made` in bytes, with a seal: an HMAC of the job, the config and the code
-with a key that follows from the pool's token. A timer loads nothing else. The tensors of a kernel's launch go alongside
+with a key derived from the pool's token. A timer loads nothing else. The tensors of a kernel's launch go alongside
 as bytes, with their digest in the job.
 """
 

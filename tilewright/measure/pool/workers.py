@@ -170,7 +170,7 @@ class Workers:
             self._pause(worker.name)
 
     def forgive(self, worker: Worker) -> None:
-        """It did a piece of work: its next pause is a short one again."""
+        """It did a work item: its next pause is a short one again."""
         self._troubles.pop(worker.name, None)
 
     @property
@@ -192,8 +192,8 @@ class Workers:
         ]
 
     def choose(self, label: str | None) -> str:
-        """Use timers of this device alone: its description. Raises PoolError if nobody has it. Of machines of one label
-        that differ, the most frequent kind is taken; `label#variant` names one."""
+        """Use timers of this device alone: its description. Raises PoolError if no machine has it. Of machines of one
+        label that differ, the most frequent kind is taken; `label#variant` names one."""
         self._label = ""
         wanted, _, variant = (label or "").partition("#")
         able = [

@@ -17,7 +17,7 @@ def encoded(
 ) -> bytes:
     """Of a matrix of `kind` ("f16") whose columns are contiguous and whose boxes lie swizzled in shared memory, in rows
     of 32, 64 or 128 bytes. What a box has outside of the matrix is zero. DeviceError where the driver refuses: sizes of
-    zero or above 2**32, strides that are no multiples of 16 bytes."""
+    zero or above 2**32, strides that are not multiples of 16 bytes."""
     api = driver()
     row_bytes = box_columns * 2
     if min(rows, columns, stride_bytes) < 1 or kind not in _KINDS or row_bytes not in _SWIZZLES:

@@ -1,8 +1,8 @@
-"""What a Gemmini program computes, bit for bit, instruction after instruction; nothing of when.
+"""Simulates the results of a Gemmini program bit for bit, instruction by instruction, without timing.
 
 The arithmetic, which the RTL shares: products of 8-bit integers, sums in 32 bits that wrap around; a scale takes an
 integer to a 32-bit float, multiplies it there, rounds to the nearest integer (ties to even) and saturates; ReLU before
-scaling; pooling over what has been scaled.
+scaling; pooling of scaled values.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from tilewright.errors import CodegenError, TilewrightError
 from tilewright.runtime.gemmini.functional import Functional
 from tilewright.runtime.gemmini.isa import Instruction
 from tilewright.runtime.gemmini.verify import verify_table
-from tilewright.runtime.gemmini.words import Table
+from tilewright.runtime.gemmini.words import WordTable
 
 KIND = "gemmini"  # what the triple of such a plan's target begins with
 _MAGIC = b"TWGEMMI1"
@@ -59,7 +59,7 @@ def is_accelerated(code: bytes) -> bool:
 
 
 class AcceleratorKernel:
-    """Raise CodegenError if the code is none, or its regions do not lie in its DRAM."""
+    """Raise CodegenError if the code is invalid, or its regions do not lie in its DRAM."""
 
     def __init__(self, code: bytes, symbol: str) -> None:
         self.symbol = symbol
@@ -83,9 +83,9 @@ class AcceleratorKernel:
             raise CodegenError(f"the program {symbol[:80]!r} is for an impossible machine")
 
     @cached_property
-    def _table(self) -> Table:
+    def _table(self) -> WordTable:
         """Verified."""
-        found = Table(self._words)
+        found = WordTable(self._words)
         verify_table(found, self.header)  # the machine that a program depends on
         return found
 

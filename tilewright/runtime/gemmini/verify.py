@@ -1,4 +1,4 @@
-"""What a machine can execute: every rule, for all instructions of a kind at once."""
+"""Verifies that a machine can execute a program: every rule, for all instructions of a kind at once."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from tilewright.runtime.gemmini.isa import (
     Instruction,
     encode,
 )
-from tilewright.runtime.gemmini.words import Table
+from tilewright.runtime.gemmini.words import WordTable
 
 Fields = dict[str, np.ndarray]
 
 
 def verify(program: Sequence[Instruction], machine: Array) -> None:
     """Raise InstructionError for the first instruction that the machine cannot execute, by its position."""
-    verify_table(Table(encode(program)), machine)
+    verify_table(WordTable(encode(program)), machine)
 
 
-def verify_table(table: Table, machine: Array) -> None:
+def verify_table(table: WordTable, machine: Array) -> None:
     found = _Verification(table, machine)
     found.check()
     if found.first < len(table):
@@ -43,7 +43,7 @@ def verify_table(table: Table, machine: Array) -> None:
 class _Verification:
     """The first instruction that breaks a rule. Rules of one instruction are checked in order: the first one counts."""
 
-    def __init__(self, table: Table, machine: Array) -> None:
+    def __init__(self, table: WordTable, machine: Array) -> None:
         self.table, self.machine = table, machine
         self.first, self.message = len(table), ""
         # What a loop leaves of configuration and weights is not said.
@@ -175,7 +175,7 @@ class _Verification:
             return
         pooled, address = pools[of], found["local"]
         narrow = (address & ACCUMULATOR != 0) & (address & FULL == 0)
-        self._refuse(at, pooled & ~narrow, "pooling is of 8-bit results of the accumulator")
+        self._refuse(at, pooled & ~narrow, "pooling requires 8-bit results of the accumulator")
         self._positive(at, found, "rows", pooled)
         cols = found["cols"]
         self._refuse(

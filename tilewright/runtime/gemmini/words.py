@@ -38,7 +38,7 @@ def words(name: str, **values: np.ndarray | int) -> np.ndarray:
     return registers
 
 
-class Table:
+class WordTable:
     """A program's words by opcode. Raises InstructionError if a word is not an instruction's."""
 
     def __init__(self, found: np.ndarray) -> None:
@@ -109,12 +109,12 @@ class Table:
 
 
 def decode(found: np.ndarray) -> list[Instruction]:
-    """The program of these words; raises InstructionError if one is not an instruction's."""
-    return Table(found).instructions()
+    """The program of these words; raises InstructionError if one is invalid."""
+    return WordTable(found).instructions()
 
 
 def _mask(opcode: Opcode) -> tuple[list[int], list[int]]:
-    """The bits of the fields, and the value of all others."""
+    """Bit masks of the opcode's fields, and the fixed value of every other bit."""
     masks, others = [0, 0, 0], [_FIRST[opcode.name], opcode.kind or 0, 0]
     for field in opcode.fields:
         masks[field.word] |= ((1 << field.bits) - 1) << field.low

@@ -1,4 +1,4 @@
-"""What marks a function of the tile language: called inside a kernel while it is compiled, and nowhere else."""
+"""Marks functions of the tile language: they are called inside a kernel while it is compiled, and nowhere else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Expressions of a kernel to values of the IR, or to constexprs where all is known while compiling."""
+"""Translates a kernel's expressions to IR values, or to constexprs when everything is known at compile time."""
 
 from __future__ import annotations
 

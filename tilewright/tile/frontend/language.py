@@ -167,7 +167,7 @@ def cat(b: Builder, a: Any, c: Any) -> Value:
     first, second = b.numbers("cat", a, c)
     shape = tile_type(first).shape
     if not shape:
-        raise KernelShapeError("cat of scalars", remedy="use tl.join, which makes an axis")
+        raise KernelShapeError("cat needs tiles, got scalars", remedy="use tl.join, which makes an axis")
     rank = len(shape)
     front = b.emit("trans", b.emit("join", first, second), order=(rank, *range(rank)))
     return b.emit("reshape", front, shape=(2 * shape[0], *shape[1:]))
@@ -303,7 +303,7 @@ def _reduce(b: Builder, kind: str, x: Any, axis: int | None, keep_dims: bool) ->
     shape = tile_type(value).shape
     if not shape:
         raise KernelShapeError(
-            f"{kind} of a scalar", remedy="a scalar is its own sum and maximum: leave it out"
+            f"{kind} needs a tile, got a scalar", remedy="a scalar is its own sum and maximum: leave it out"
         )
     if axis is None:
         value, at = ravel.apply(b, (value,), {}), 0

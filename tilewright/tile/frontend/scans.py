@@ -28,7 +28,9 @@ def _operands(b: Builder, x: Any, axis: Any, combine: Any, what: str) -> tuple[l
     values = b.alike(*(b.tile(each, what) for each in given))
     shape = tile_type(values[0]).shape
     if not shape:
-        raise KernelShapeError(f"{what} of a scalar", remedy="a scalar has no axes: use a tile")
+        raise KernelShapeError(
+            f"{what} needs a tile, got a scalar", remedy="a scalar has no axes: use a tile"
+        )
     if not callable(combine):
         raise KernelTypeError(
             f"{what} takes a function of two values for each tile, got {describe(combine)}",

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from tilewright.tile.passes.shared_memory import CodeNode, GlobalAccess, Resource, Step
+from tilewright.tile.passes.shared_memory import CodeNode, GlobalAccess, ProgramStep, Resource
 
 Conflict = Callable[[Resource, Resource], bool]
 
@@ -35,7 +35,7 @@ def _without_keys(resources: Iterable[Resource]) -> frozenset[Resource]:
     return frozenset(replace(r, key=None) if isinstance(r, GlobalAccess) else r for r in resources)
 
 
-def steps_after_barriers(nodes: Sequence[CodeNode], conflict: Conflict) -> set[Step]:
+def steps_after_barriers(nodes: Sequence[CodeNode], conflict: Conflict) -> set[ProgramStep]:
     """The steps that a barrier stands before. `conflict`: whether two accesses may touch the same bytes in different
     threads, one of them writing."""
     walker = _Walker(conflict)
@@ -46,11 +46,11 @@ def steps_after_barriers(nodes: Sequence[CodeNode], conflict: Conflict) -> set[S
 class _Walker:
     def __init__(self, conflict: Conflict) -> None:
         self.conflict = conflict
-        self.found: set[Step] = set()
+        self.found: set[ProgramStep] = set()
 
     def walk(self, nodes: Sequence[CodeNode], state: _State) -> _State:
         for node in nodes:
-            if isinstance(node, Step):
+            if isinstance(node, ProgramStep):
                 state = self.step(node, state)
                 continue
             if not node.loop:
@@ -72,7 +72,7 @@ class _Walker:
             state = state.joined(exits)
         return state
 
-    def step(self, step: Step, state: _State) -> _State:
+    def step(self, step: ProgramStep, state: _State) -> _State:
         if step in self.found or self._needs(step, state):
             self.found.add(step)
             state = _State()
@@ -80,6 +80,6 @@ class _Walker:
             return _State()
         return _State(state.read | set(step.reads), state.written | set(step.writes))
 
-    def _needs(self, step: Step, state: _State) -> bool:
+    def _needs(self, step: ProgramStep, state: _State) -> bool:
         reads = any(self.conflict(a, b) for a in step.reads for b in state.written)
         return reads or any(self.conflict(a, b) for a in step.writes for b in state.written | state.read)

@@ -1,7 +1,7 @@
-"""Removes operations that nobody uses: pure ones, and loads.
+"""Removes operations without uses: pure ones, and loads.
 
 An access out of bounds whose value is not used is undefined, so a load may go. Loops and branches stay, also those
-whose results nobody uses: they may not end, and may have effects.
+without uses: they may not end, and may have effects.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What is known of numbers in a softmax: exponents that are not positive, and sums that are neither large nor small.
+"""Finds ranges of numbers in a softmax: exponents that are not positive, and sums within known bounds.
 
-    %m = reduce %x {max}       %d = sub %x, %m: 0 at most           %s = reduce (exp %d) {sum}: from 1 to the number of
+    %m = reduce %x {max}       %d = sub %x, %m: at most 0           %s = reduce (exp %d) {sum}: from 1 to the number of
     %m = max %x, %best         %d = sub %best, %m: the same              terms, as one of them is exp(0); or NaN
 
-Both are NaN where %x has one, or an infinity that is its maximum. `made` says which operation has made a value.
+Both are NaN where %x has one, or an infinity that is its maximum. `made` maps a value to the operation that defines it.
 """
 
 from __future__ import annotations

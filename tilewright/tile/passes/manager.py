@@ -1,4 +1,4 @@
-"""Runs passes one after the other, and verifies what each has made."""
+"""Runs passes in order and verifies the program after each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Pass = Callable[[TileProgram], TileProgram]
 
 
 def run_passes(program: TileProgram, passes: Sequence[Pass]) -> TileProgram:
-    """The program after all passes; VerificationError, naming the pass, where one makes an illegal program."""
+    """The program after all passes. Raises VerificationError, naming the pass, if a pass makes an illegal program."""
     for each in passes:
         after = each(program)
         if after is program:

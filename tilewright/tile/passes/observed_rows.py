@@ -1,11 +1,11 @@
-"""Which rows of a dot's result somebody sees: those that later stores have inside their masks.
+"""Finds the rows of a dot's result that are used: those inside the masks of later stores.
 
-    %c = dot %a, %b, %acc                       rows from %end - %start on are never stored, and nothing else
-    store %p, %c, (%start + arange) < %end      looks at them: a code generator need not compute them
+    %c = dot %a, %b, %acc                       rows from %end - %start on are never stored, and have no other
+    store %p, %c, (%start + arange) < %end      use: a code generator need not compute them
 
-A block at the end of a tensor has fewer rows than others, and blocks of ragged groups nearly all do. An operation on
-each element, a reduction of another axis, and a dot of its first operand leave rows apart; what a loop carries from one
-iteration to the next is seen under the limits that hold in all of them.
+A block at the end of a tensor has fewer rows than others, and blocks of ragged groups nearly all do. Elementwise
+operations, reductions of another axis, and a dot, for its first operand, do not mix rows. For a value that
+a loop carries, only limits that are the same in all iterations count.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _EACH_ELEMENT = frozenset([*SCALARS, "cast", "bitcast", "select"])
 
 @dataclass(frozen=True)
 class RowLimit:
-    """Row i is seen only if start + i < end: two scalars of one type. A start of None is 0."""
+    """Row i is used only if start + i < end: two scalars of one type. A start of None is 0."""
 
     start: Value | None
     end: Value
 
 
-Limits = frozenset[RowLimit] | None  # a row is seen if one of them lets it; None: any row may be
+Limits = frozenset[RowLimit] | None  # a row is used if one of them allows it; None: any row may be
 
 
 def observed_rows(program: TileProgram) -> dict[Op, frozenset[RowLimit]]:
-    """The limits of each dot of two matrices, where every use of it has one."""
+    """The limits of each dot of two matrices whose uses all have one."""
     found = _Observed(program)
     found.solve()
     limits = {
@@ -60,7 +60,7 @@ class _Observed:
         self.body = program.body
         self.nodes = list(walk(program.body))
         self.made = {result: node for node in self.nodes if isinstance(node, Op) for result in node.results}
-        self.inside: dict[Node, set[Value]] = {}  # what a loop's blocks define
+        self.inside: dict[Node, set[Value]] = {}  # values that a loop's blocks define
         self.seen: dict[Value, Limits] = {}
         self.changed = False
 
@@ -109,7 +109,7 @@ class _Observed:
     def _loop(
         self, node: For | While, becomes: Sequence[Sequence[Value]], init: Sequence[Value], body: Block
     ) -> None:
-        """What is carried becomes any of `becomes`: in another iteration, where values made inside differ."""
+        """Carried values become any of `becomes`: in another iteration, where values defined inside the loop differ."""
         inside = self._inside(node)
         for values in becomes:
             for value, first, last in zip(values, init, body.yields, strict=True):
@@ -149,7 +149,7 @@ class _Observed:
             self._all(op.operands)
 
     def _keeps_rows(self, op: Op) -> bool:
-        """Whether a row of the result is computed from the same row of the operand alone."""
+        """Whether a row of the result depends only on the same row of the operand."""
         if op.name not in ("broadcast", "expand_dims", "reduce", "cumsum"):
             return False
         shape, result = _shape(op.operands[0]), _shape(op.results[0])
@@ -164,7 +164,7 @@ class _Observed:
     # -- masks -------------------------------------------------------------------------------------------------------
 
     def _stored(self, op: Op) -> RowLimit | None:
-        """What a store leaves out at the end of its rows."""
+        """The limit that a store sets by its mask; None if it stores all rows."""
         kind = op.operands[0].type
         if isinstance(kind, BlockPointerType):
             made = self.made.get(op.operands[0])

@@ -41,7 +41,7 @@ Resource = SharedBuffer | GlobalAccess
 
 
 @dataclass(eq=False)
-class Step:
+class ProgramStep:
     lines: list[str]
     reads: tuple[Resource, ...] = ()
     writes: tuple[Resource, ...] = ()
@@ -49,22 +49,22 @@ class Step:
 
 
 @dataclass(eq=False)
-class Region:
+class Lifespan:
     """`parts`: of a loop, run one after the other, again and again; of a branch, one of them runs. Each has its first
     and last lines."""
 
     loop: bool
-    parts: list[Part]
+    parts: list[ProgramPart]
 
 
 @dataclass(eq=False)
-class Part:
+class ProgramPart:
     head: list[str]
     nodes: list[CodeNode] = field(default_factory=list)
     tail: list[str] = field(default_factory=list)
 
 
-CodeNode = Step | Region
+CodeNode = ProgramStep | Lifespan
 
 
 def allocate(nodes: Sequence[CodeNode]) -> tuple[dict[SharedBuffer, int], int]:
@@ -113,7 +113,7 @@ class _Lifetimes:
 
     def visit(self, nodes: Iterable[CodeNode]) -> None:
         for node in nodes:
-            if isinstance(node, Step):
+            if isinstance(node, ProgramStep):
                 self.count += 1
                 for resource in (*node.reads, *node.writes):
                     if isinstance(resource, SharedBuffer):

@@ -1,4 +1,4 @@
-"""Which tensors a pointer may come from, and which a program may write: those of its stores' and atomics' pointers."""
+"""Finds the tensors that a pointer may come from, and those that a program may write by stores and atomics."""
 
 from __future__ import annotations
 

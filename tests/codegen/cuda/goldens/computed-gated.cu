@@ -10,19 +10,19 @@ struct Left {
     f16 kept0[8];
     f16 kept1[8];
   };
-  __device__ bool read(Chunk& into, int outer, int depth) const {
+  __device__ bool read(Chunk& into, int outer, int at_k) const {
     if (!(true)) return false;
     f16 (&kept0)[8] = into.kept0;
     f16 (&kept1)[8] = into.kept1;
     {
-      const Pack<f16, 8> x_1 = *reinterpret_cast<const Pack<f16, 8>*>(x0 + ((outer * 72) + (depth * 8)));
+      const Pack<f16, 8> x_1 = *reinterpret_cast<const Pack<f16, 8>*>(x0 + ((outer * 72) + (at_k * 8)));
 #pragma unroll
       for (int v = 0; v < 8; ++v) {
         kept0[v] = x_1.at[v];
       }
     }
     {
-      const Pack<f16, 8> x_3 = *reinterpret_cast<const Pack<f16, 8>*>(x1 + ((outer * 72) + (depth * 8)));
+      const Pack<f16, 8> x_3 = *reinterpret_cast<const Pack<f16, 8>*>(x1 + ((outer * 72) + (at_k * 8)));
 #pragma unroll
       for (int v = 0; v < 8; ++v) {
         kept1[v] = x_3.at[v];

@@ -8,7 +8,7 @@ struct Window {
   __device__ static unsigned seen(int place_m) {
     return true ? 1u << 31 | ((0 <= (((place_m / 7) % 6) + -1)) ? 1u : 0u) | (true ? 2u : 0u) | (((((place_m / 7) % 6) + 1) < 6) ? 4u : 0u) | ((0 <= ((place_m % 7) + -1)) ? 8u : 0u) | (true ? 16u : 0u) | ((((place_m % 7) + 1) < 7) ? 32u : 0u) : 0u;
   }
-  __device__ static int depth(int place_k) { return ((((place_k / 48) * 112) + (((place_k / 16) % 3) * 16)) + (place_k % 16)); }
+  __device__ static int k_offset(int place_k) { return ((((place_k / 48) * 112) + (((place_k / 16) % 3) * 16)) + (place_k % 16)); }
   __device__ static unsigned needed(int place_k) { return 1u << 31 | 1u << ((place_k / 48)) | 1u << ((((place_k / 16) % 3) + 3)); }
 };
 extern "C" __global__ void __launch_bounds__(64) KERNEL_NAME(const f16* __restrict__ x0, const f16* __restrict__ x1, const f16* __restrict__ x2, const f16* __restrict__ x3, f16* __restrict__ out) {

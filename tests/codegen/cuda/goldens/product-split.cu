@@ -1,4 +1,4 @@
-// tensor cores: 40 x 48 x 200 by 32 x 32 x 32, 1 x 2 warps, 2 stages, depth in 4 parts
+// tensor cores: 40 x 48 x 200 by 32 x 32 x 32, 1 x 2 warps, 2 stages, k in 4 parts
 // 16 blocks of 64 threads, 8192 bytes of shared memory
 // prelude.cuh
 // tensor_cores.cuh

@@ -1,9 +1,9 @@
-"""Which layout each tile of a program has where it is computed: its home.
+"""Assigns each tile of a program its home: the layout in which it is computed.
 
-Loads and stores want coalesced accesses, a dot wants the layout of its instruction, a scan its axis in few threads.
-What is in between follows: an elementwise operation computes in the layout of an operand, a dot's before a load's.
-Index arithmetic has no home: it is computed again in each layout that it is needed in, which costs less than moving it.
-So are views, which move no element. What a loop carries has the layout of what its body yields.
+Loads and stores want coalesced accesses, a dot wants the layout of its instruction, a scan wants its axis in few
+threads. Other operations follow: an elementwise operation computes in the layout of an operand, preferably that of a
+dot's result. Index arithmetic and views have no home: they are recomputed in each layout that needs them, which costs
+less than moving data. A value carried by a loop has the layout that the loop's body yields.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Homes:
         return distributed(range(bits_of(shape)), 2, self.warps)
 
     def of(self, value: Value) -> Layout:
-        """The layout in which a tile is there, or is computed where nothing is said."""
+        """The layout in which a tile is there, or is computed by default."""
         if not shape_of(value):
             return self.uniform
         return self.home.get(value) or self.default(value)
@@ -237,7 +237,9 @@ class Homes:
         converted = {value: same}
         waiting: list[tuple[Value, dict[int, int]]] = [(value, same)]
         while waiting:
-            view, bits = waiting.pop()  # by bit of the value's number, that of the view's
+            view, bits = (
+                waiting.pop()
+            )  # maps each bit of the value's element index to the same bit in the view
             whole = len(bits) == bits_of(shape_of(view))  # not broadcast yet
             for user in self.users.get(view, ()):
                 if user.name == "cast" and whole:
@@ -292,7 +294,7 @@ class Homes:
 
 
 def along(shape: tuple[int, ...], axis: int, warps: int) -> Layout:
-    """With the bits of an axis in registers and lanes, the lowest in registers; other bits in warps and lanes."""
+    """A layout with the axis in registers and lanes (low bits in registers) and the other bits in warps and lanes."""
     bits = list(axis_bits(shape, axis % len(shape)))
     others = [bit for bit in range(bits_of(shape)) if bit not in bits]
     shared = others[max(0, len(others) - warps) :]

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tilewright.codegen.cuda.tiles.prefetch import Copied, Prefetch
+from tilewright.codegen.cuda.tiles.prefetch import Copied, LoopPrefetch
 from tilewright.codegen.cuda.tiles.tensor_maps import BulkCopy
 from tilewright.codegen.cuda.tiles.text import THREAD
 from tilewright.codegen.cuda.tiles.warpgroups import FENCE
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tilewright.codegen.cuda.tiles.pipeline import Pipelines
 
 
-class BulkPrefetch(Prefetch):
+class BulkPrefetch(LoopPrefetch):
     def __init__(
         self,
         emitter: Pipelines,
@@ -107,7 +107,7 @@ class BulkPrefetch(Prefetch):
 
     def _issue(self, slot: str) -> None:
         if slot != "s" and self.running is not None:
-            # What the iteration before has read is no longer needed.
+            # The data that the previous iteration read are no longer needed.
             arrives = f"if ({self.started} && ({THREAD} & 31) == 0) arrive({self._empty(slot)});"
             self.emitter.step([arrives, f"{self.started} = true;"], reads=(self.barriers,))
         super()._issue(slot)

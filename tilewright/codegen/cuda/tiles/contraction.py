@@ -1,8 +1,8 @@
-"""How a `dot` is computed: by an instruction of a warpgroup or of a warp, or by FMAs; and the layouts that follow.
+"""Chooses how a `dot` is computed, by an instruction of a warpgroup or of a warp or by FMAs, and the layouts it needs.
 
-The layouts of operands and accumulators are read off the instruction's fragments (`hw/warpgroups.py` and
-`hw/tensor_cores.py`): each bit of a register's or a thread's number is one bit of a row or a column. Fragments that a
-tile has more of follow each other in registers, and the highest bits of rows and columns go to warps.
+The layouts of operands and accumulators follow from the instruction's fragments (`hw/warpgroups.py` and
+`hw/tensor_cores.py`): each bit of a register's or a thread's number is one bit of a row or a column. If a tile has
+several fragments, they follow each other in registers, and the highest bits of rows and columns go to warps.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ Plan = WarpgroupPlan | TensorPlan | FmaPlan
 
 
 def described(plan: Plan) -> str:
-    """The instruction of a dot, and why it is none of a warpgroup."""
+    """The instruction of a dot, and why it is not a warpgroup's."""
     if isinstance(plan, WarpgroupPlan):
         return plan.multiply(False).name
     if isinstance(plan, TensorPlan):

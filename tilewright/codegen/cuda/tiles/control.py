@@ -11,12 +11,12 @@ from tilewright.codegen.cuda.tiles.text import element_type, loop
 from tilewright.codegen.cuda.tiles.values import BlockPointer, Scope, tile_type
 from tilewright.tile.ir import Block, BlockPointerType, For, If, Op, Value, While
 from tilewright.tile.passes.axes import AxisInfo
-from tilewright.tile.passes.shared_memory import Part, Region
+from tilewright.tile.passes.shared_memory import Lifespan, ProgramPart
 
 Cell = tuple[str, str, int]  # a variable: name, type, size; a size of 0 is that of a scalar
 
 
-class Prefetch(Protocol):
+class PrefetchHooks(Protocol):
     """Code around the iterations of a loop."""
 
     def begin_iteration(self) -> None: ...
@@ -195,7 +195,7 @@ class Control(Dots):
             prefetch.end()
         self.define_cells(node.results, cells)
 
-    def prefetch(self, node: For) -> Prefetch | None:
+    def prefetch(self, node: For) -> PrefetchHooks | None:
         """What brings operands for later iterations; `pipeline.py` has it."""
         return None
 
@@ -227,8 +227,8 @@ class Control(Dots):
         self.define_cells(node.results, cells)
 
     def region(self, loop: bool, parts: Sequence[tuple[list[str], Scope, list[str]]]) -> None:
-        made = [Part(head, scope.nodes, tail) for head, scope, tail in parts]
-        self.scope.nodes.append(Region(loop, made))
+        made = [ProgramPart(head, scope.nodes, tail) for head, scope, tail in parts]
+        self.scope.nodes.append(Lifespan(loop, made))
 
 
 def _copied(cells: Sequence[tuple[str, str, int]], held: Sequence[str]) -> list[str]:

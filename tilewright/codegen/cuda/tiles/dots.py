@@ -264,8 +264,8 @@ def tensor_cores_name(intrinsic: Intrinsic) -> str:
 def _matrix_lanes(
     outer: Sequence[int], k: Sequence[int], depth: int, *, transposed: bool, left: bool
 ) -> list[int]:
-    """The bit of the element's number, by bit of the lane, of the row that a lane gives the address of. Matrices of the
-    first operand go down rows first, of the second along k first. Transposed ones have rows of k."""
+    """Maps each lane bit to the element bit of the row whose address that lane supplies (ldmatrix). The first operand's
+    matrices are ordered by rows, then k; the second's by k, then rows. Rows of transposed matrices run along k."""
     later = k[depth - 1]  # the second half of k of an instruction
     rows = [k[n] for n in range(3)] if transposed else [outer[n] for n in range(3)]
     down = outer[3] if len(outer) > 3 else REPLICATED

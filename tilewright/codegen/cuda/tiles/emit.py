@@ -30,9 +30,9 @@ from tilewright.tile.passes.layouts import Layout
 from tilewright.tile.passes.shared_memory import (
     CodeNode,
     GlobalAccess,
+    ProgramStep,
     Resource,
     SharedBuffer,
-    Step,
     allocate,
     live_together,
 )
@@ -51,7 +51,7 @@ class TileSource:
     shared_bytes: int
     conversions: tuple[str, ...]  # types of the tiles that change their layout through shared memory
     barriers: int
-    dots: tuple[str, ...] = ()  # the instruction of each, and why it is none of a warpgroup
+    dots: tuple[str, ...] = ()  # the instruction of each, and why it is not a warpgroup's
     maps: tuple[TensorMap, ...] = ()  # parameters behind those of the program
     unbulked: tuple[str, ...] = ()  # why the copy engine does not bring the loads of pipelined loops
 
@@ -148,13 +148,13 @@ class _Emitter(Pipelines):
 
 
 class _Text:
-    def __init__(self, lines: list[str], guarded: set[Step]) -> None:
+    def __init__(self, lines: list[str], guarded: set[ProgramStep]) -> None:
         self.lines, self.guarded = lines, guarded
 
     def nodes(self, nodes: Sequence[CodeNode], depth: int) -> None:
         pad = "  " * depth
         for node in nodes:
-            if isinstance(node, Step):
+            if isinstance(node, ProgramStep):
                 if node in self.guarded:
                     self.lines.append(f"{pad}__syncthreads();")
                 self.lines += [each if each.startswith("#") else f"{pad}{each}" for each in node.lines]

@@ -49,7 +49,7 @@ def _generator_version() -> str:
 
 
 class Executor:
-    """Its options are `warps`, how many run one program instance, 4 where nothing is said; and `stages`, how many
+    """Its options are `warps`, how many run one program instance, 4 by default; and `stages`, how many
     iterations of a loop have their operands of dot in shared memory at once: 3, or as many as there is room for."""
 
     wants_divisors = True

@@ -30,7 +30,7 @@ from tilewright.codegen.cuda.tiles.bulk_pipeline import BulkPrefetch
 from tilewright.codegen.cuda.tiles.contraction import WarpgroupPlan
 from tilewright.codegen.cuda.tiles.control import Control
 from tilewright.codegen.cuda.tiles.moves import vector_width
-from tilewright.codegen.cuda.tiles.prefetch import Copied, Prefetch
+from tilewright.codegen.cuda.tiles.prefetch import Copied, LoopPrefetch
 from tilewright.codegen.cuda.tiles.tensor_maps import BulkCopies, BulkCopy
 from tilewright.codegen.cuda.tiles.text import THREAD, of_bits
 from tilewright.codegen.cuda.tiles.values import tile_type
@@ -49,7 +49,7 @@ _GATHER = ("load", "reduce", "cumsum", "sort", "atomic_add")
 
 
 class Pipelines(Control):
-    def prefetch(self, node: For) -> Prefetch | None:
+    def prefetch(self, node: For) -> LoopPrefetch | None:
         if self.stages < 2:
             return None
         loads = [
@@ -70,7 +70,7 @@ class Pipelines(Control):
             if running is not None:
                 copied = self._with_one_more_slot(copied)
             return BulkPrefetch(self, node, copied, multiplies, bulk, running)
-        return Prefetch(self, node, copied, multiplies)
+        return LoopPrefetch(self, node, copied, multiplies)
 
     def _with_one_more_slot(self, copied: list[Copied]) -> list[Copied]:
         """For the iteration whose multiplications still run, where there is room for it."""
@@ -88,7 +88,7 @@ class Pipelines(Control):
     def _bulk(self, copied: Sequence[Copied], node: For) -> list[BulkCopy] | None:
         """How the copy engine brings all loads of a loop to dots of warpgroups; None if it cannot bring one of them."""
         if not self.bulk_copies:
-            self.unbulked[node] = "no tensor maps are asked for"
+            self.unbulked[node] = "tensor maps are disabled"
             return None
         known = BulkCopies(self.program, self.axes, self.machine)
         found = []

@@ -33,7 +33,7 @@ class Copied:
         return self.ring.bytes // self.slots
 
 
-class Prefetch:
+class LoopPrefetch:
     """The code around one loop."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Pieces of CUDA text: types, literals, and functions of a number's bits."""
+"""Fragments of CUDA text: types, literals, and functions of a number's bits."""
 
 from __future__ import annotations
 

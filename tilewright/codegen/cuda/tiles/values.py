@@ -1,7 +1,7 @@
 """The values of a tile program as variables of a CUDA kernel.
 
 A scalar is a variable of every thread, a tile an array of the registers that a thread has in the tile's layout. `get`
-gives a value in the layout that is asked for: it is there already, or computed again (index arithmetic and views), or
+gives a value in the requested layout: it is there already, or computed again (index arithmetic and views), or
 moved from its home through shared memory, once, where it is defined.
 """
 
@@ -32,7 +32,7 @@ from tilewright.tile.passes.layouts import (
     joined_bits,
     transposed_bits,
 )
-from tilewright.tile.passes.shared_memory import CodeNode, Resource, SharedBuffer, Step
+from tilewright.tile.passes.shared_memory import CodeNode, ProgramStep, Resource, SharedBuffer
 from tilewright.tile.passes.written import pointer_origins
 
 Element = DType | Pointer
@@ -72,11 +72,11 @@ class Values:
         """`warps`: the bits of a warp's number. `stages`: iterations whose operands are in shared memory at once.
         `bulk_copies`: whether the launch can encode tensor maps. `grid`: of a launch whose blocks have one axis."""
         self.stages, self.bulk_copies, self.grid = stages, bulk_copies, grid
-        self.unbulked: dict[For, str] = {}  # loops whose loads the copy engine does not bring, and why
-        self.skipped: set[Op] = set()  # loads that are copied to shared memory ahead
+        self.unbulked: dict[For, str] = {}  # loops whose loads do not use the copy engine, and why
+        self.skipped: set[Op] = set()  # loads prefetched into shared memory
         self.read_back: dict[
             Op, tuple[tuple[int, ...], SharedBuffer]
-        ] = {}  # such loads that are read from there
+        ] = {}  # prefetched loads that are read back from there
         self.program, self.facts, self.machine, self.warps = program, facts, machine, warps
         self.threads = 32 << warps
         self.axes = analyse_axes(program, facts)
@@ -84,8 +84,8 @@ class Values:
         self.origins = pointer_origins(program)
         self.scopes = [Scope()]
         self.in_flight: dict[Op, tuple[str, int] | None] = {}
-        self.maps: list[TensorMap] = []  # that the kernel has as parameters
-        self.visited: dict[Op, Scope] = {}  # where the program has come by an operation
+        self.maps: list[TensorMap] = []  # parameters of the kernel
+        self.visited: dict[Op, Scope] = {}  # the scope in which each operation was visited
         self.blocks: dict[Value, BlockPointer] = {}
         self.functions: dict[str, str] = {}  # of instructions, by name
         self.count = 0
@@ -107,7 +107,7 @@ class Values:
         *,
         barrier: bool = False,
     ) -> None:
-        self.scope.nodes.append(Step(list(lines), tuple(reads), tuple(writes), barrier))
+        self.scope.nodes.append(ProgramStep(list(lines), tuple(reads), tuple(writes), barrier))
 
     def name(self, prefix: str = "v") -> str:
         self.count += 1

@@ -48,7 +48,7 @@ _ANYWHERE = 1 << 30  # the extent of a number that a loop carries, while its ste
 
 
 @dataclass(frozen=True)
-class Tile:
+class TileAccess:
     """`at`: the element at indices. `buffer`: where it is, if it is what a load or `dot` has put there."""
 
     shape: tuple[int, ...]
@@ -74,7 +74,7 @@ class BlockPointer:
     offsets: tuple[te.Expr, ...]
 
 
-Lowered = Tile | Pointers | BlockPointer
+Lowered = TileAccess | Pointers | BlockPointer
 
 
 @dataclass
@@ -110,9 +110,9 @@ def refuse(message: str, where: SourceLocation | None, remedy: str | None = None
     raise AcceleratorMatchError(message, where=where, remedy=remedy)
 
 
-def _constant(value: bool | int | float, dtype: DType) -> Tile:
+def _constant(value: bool | int | float, dtype: DType) -> TileAccess:
     made = te.const(value, dtype) if dtype.is_float or dtype is DType.BOOL else te.as_index(int(value))
-    return Tile((), lambda at: made)
+    return TileAccess((), lambda at: made)
 
 
 @dataclass
@@ -146,9 +146,9 @@ class _Lowering:
             refuse("these sums are used again after a later dot has added to them in their place", where)
         return self.values[value]
 
-    def _tile(self, value: ir.Value, where: SourceLocation | None) -> Tile:
+    def _tile(self, value: ir.Value, where: SourceLocation | None) -> TileAccess:
         found = self._value(value, where)
-        if not isinstance(found, Tile):
+        if not isinstance(found, TileAccess):
             refuse("Gemmini computes with numbers here, and this is a pointer", where)
         return found
 
@@ -179,7 +179,7 @@ class _Lowering:
             assert made is not None
             self.values[op.results[0]] = made
 
-    def _scalar(self, op: ir.Op) -> Tile:
+    def _scalar(self, op: ir.Op) -> TileAccess:
         tiles = [self._tile(each, op.where) for each in op.operands]
         dtype = _dtype(op.operands[0])
 
@@ -190,23 +190,23 @@ class _Lowering:
                 return te.call(op.name, *args)
             return simplify(te.call(op.name, *args))
 
-        return Tile(tiles[0].shape, at)
+        return TileAccess(tiles[0].shape, at)
 
-    def _constant(self, op: ir.Op) -> Tile:
+    def _constant(self, op: ir.Op) -> TileAccess:
         return _constant(op.settings["value"], op.settings["dtype"])
 
-    def _program_id(self, op: ir.Op) -> Tile:
+    def _program_id(self, op: ir.Op) -> TileAccess:
         var = self.ids[op.settings["axis"]]
-        return Tile((), lambda at: var if var.extent > 1 else te.as_index(0))
+        return TileAccess((), lambda at: var if var.extent > 1 else te.as_index(0))
 
-    def _num_programs(self, op: ir.Op) -> Tile:
+    def _num_programs(self, op: ir.Op) -> TileAccess:
         return _constant(self.grid[op.settings["axis"]], DType.I32)
 
-    def _arange(self, op: ir.Op) -> Tile:
+    def _arange(self, op: ir.Op) -> TileAccess:
         start = op.settings["start"]
-        return Tile((op.settings["end"] - start,), lambda at: at[0] + start)
+        return TileAccess((op.settings["end"] - start,), lambda at: at[0] + start)
 
-    def _cast(self, op: ir.Op) -> Tile:
+    def _cast(self, op: ir.Op) -> TileAccess:
         tile, dtype = self._tile(op.operands[0], op.where), op.settings["dtype"]
 
         def at(indices: Indices) -> te.Expr:
@@ -221,7 +221,7 @@ class _Lowering:
             refuse(f"`{op.name}` of a block pointer", op.where)
         if isinstance(found, Pointers):
             return Pointers(found.buffer, shape, lambda at: found.at(indices(at)))
-        return Tile(shape, lambda at: found.at(indices(at)))
+        return TileAccess(shape, lambda at: found.at(indices(at)))
 
     def _broadcast(self, op: ir.Op) -> Lowered:
         found = self._value(op.operands[0], op.where)
@@ -279,13 +279,13 @@ class _Lowering:
         moved = tuple(simplify(old + new) for old, new in zip(pointer.offsets, by, strict=True))
         return replace(pointer, offsets=moved)
 
-    def _load_block(self, op: ir.Op) -> Tile:
+    def _load_block(self, op: ir.Op) -> TileAccess:
         pointer = self._value(op.operands[0], op.where)
         assert isinstance(pointer, BlockPointer)
         element, inside = _block(pointer, op.settings["check"])
         return self._loaded(pointer.buffer, pointer.block, element, inside, op.where)
 
-    def _load(self, op: ir.Op) -> Tile:
+    def _load(self, op: ir.Op) -> TileAccess:
         pointer = self._value(op.operands[0], op.where)
         assert isinstance(pointer, Pointers)
         mask = self._tile(op.operands[1], op.where) if len(op.operands) > 1 else None
@@ -304,7 +304,7 @@ class _Lowering:
         element: Callable[[Indices], te.Expr],
         inside: Callable[[Indices], te.Expr | None] | None,
         where: SourceLocation | None,
-    ) -> Tile:
+    ) -> TileAccess:
         if source.dtype not in (DType.I8, DType.I32):
             refuse(
                 f"Gemmini loads int8 and int32, and `{source.name}` has {source.dtype.numpy.name}",
@@ -320,7 +320,7 @@ class _Lowering:
         index, source_index = _flat(at, shape), simplify(element(at))
         copy = Copy(buffer, index, source, source_index, 1, None if cond == _TRUE else cond)
         self.stmts += [nest(loops, copy), Commit(), Await(0)]
-        return Tile(shape, lambda at: te.Load(buffer, (_flat(at, shape),)), buffer)
+        return TileAccess(shape, lambda at: te.Load(buffer, (_flat(at, shape),)), buffer)
 
     def _store_block(self, op: ir.Op) -> None:
         pointer = self._value(op.operands[0], op.where)
@@ -371,7 +371,7 @@ class _Lowering:
 
     # -- sums -----------------------------------------------------------------------------------------------------
 
-    def _sums(self, value: ir.Value, where: SourceLocation | None) -> Tile:
+    def _sums(self, value: ir.Value, where: SourceLocation | None) -> TileAccess:
         """The tile in the accumulator: zeros are put there first."""
         tile = self._tile(value, where)
         if tile.buffer is not None and tile.buffer.scope is ACCUMULATOR:
@@ -385,13 +385,13 @@ class _Lowering:
             )
         return self._zeros(tile.shape, where)
 
-    def _zeros(self, shape: tuple[int, ...], where: SourceLocation | None) -> Tile:
+    def _zeros(self, shape: tuple[int, ...], where: SourceLocation | None) -> TileAccess:
         buffer = self._buffer("sums", DType.I32, ACCUMULATOR, shape, where)
         loops, at = self._elements(shape)
         self.stmts.append(nest(loops, Store(buffer, _flat(at, shape), te.const(0, DType.I32))))
-        return Tile(shape, lambda at: te.Load(buffer, (_flat(at, shape),)), buffer)
+        return TileAccess(shape, lambda at: te.Load(buffer, (_flat(at, shape),)), buffer)
 
-    def _dot(self, op: ir.Op) -> Tile:
+    def _dot(self, op: ir.Op) -> TileAccess:
         a, b = (self._tile(each, op.where) for each in op.operands[:2])
         if any(_dtype(each) is not DType.I8 for each in op.operands[:2]):
             found = " and ".join(_dtype(each).numpy.name for each in op.operands[:2])
@@ -430,7 +430,7 @@ class _Lowering:
         self.number += 1
         var = te.Var(f"{node.body.params[0].name or 'loop'}.{self.number}", count)
         now: te.Expr = var if count > 1 else te.as_index(0)
-        index = Tile((), lambda at: simplify(now * step + lower))
+        index = TileAccess((), lambda at: simplify(now * step + lower))
         steps = self._steps(node, index, init)
         entering = [
             _further(each, [by * now for by in each_step])
@@ -448,11 +448,11 @@ class _Lowering:
 
     def _carried(self, value: ir.Value, where: SourceLocation | None) -> Lowered:
         found = self._value(value, where)
-        if not isinstance(found, Tile) or (not found.shape and _dtype(value).is_integer):
+        if not isinstance(found, TileAccess) or (not found.shape and _dtype(value).is_integer):
             return found
         return self._sums(value, where)
 
-    def _inside(self, node: ir.For, index: Tile, entering: Sequence[Lowered]) -> _Lowering:
+    def _inside(self, node: ir.For, index: TileAccess, entering: Sequence[Lowered]) -> _Lowering:
         params = dict(zip(node.body.params, (index, *entering), strict=True))
         inner = _Lowering(
             self.ids,
@@ -467,7 +467,7 @@ class _Lowering:
         inner.block(node.body)
         return inner
 
-    def _steps(self, node: ir.For, index: Tile, init: Sequence[Lowered]) -> list[list[int]]:
+    def _steps(self, node: ir.For, index: TileAccess, init: Sequence[Lowered]) -> list[list[int]]:
         """By how much one iteration moves each number of what the loop carries."""
         vars: list[list[te.Expr]] = []
         for at, each in enumerate(init):
@@ -551,13 +551,13 @@ def _block(
 def _count(value: Lowered) -> int:
     if isinstance(value, BlockPointer):
         return len(value.offsets)
-    return 0 if isinstance(value, Tile) and value.buffer is not None else 1
+    return 0 if isinstance(value, TileAccess) and value.buffer is not None else 1
 
 
 def _numbers(value: Lowered) -> list[te.Expr]:
     if isinstance(value, BlockPointer):
         return list(value.offsets)
-    if isinstance(value, Tile) and value.buffer is not None:
+    if isinstance(value, TileAccess) and value.buffer is not None:
         return []
     return [value.at(tuple(te.Var(f"at.{axis}", size) for axis, size in enumerate(value.shape)))]
 

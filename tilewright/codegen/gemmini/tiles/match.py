@@ -1,5 +1,5 @@
-"""What of a tile kernel's loops is an instruction of Gemmini: `dot` by the test on access matrices
-(`space/mapping.py`), and what a store computes on the way out."""
+"""Finds the Gemmini instructions in a tile kernel's loops: a `dot` by the test on access matrices (`space/mapping.py`),
+and the operations that a store can apply to results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Epilogue:
 
 
 def operands_of(stmt: Store, axes: Sequence[te.Var], tiles: Mapping[str, tuple[int, int]]) -> Multiply | str:
-    """The operands of the instruction that a store is, inside loops over `axes`; or why it is none."""
+    """The operands of the instruction that a store is, inside loops over `axes`; or why it is not one."""
     value = stmt.value
     if not (isinstance(value, te.Call) and value.op == "add" and isinstance(value.args[0], te.Load)):
         return "the accelerator adds products to sums"

@@ -1,6 +1,6 @@
-"""Where the numbers of `coefficients.py` come from: `python fit.py`, run as a script, rewrites that file.
+"""Computes the numbers of `coefficients.py`: `python fit.py` rewrites that file.
 
-A tool for whoever changes a polynomial, never imported by the compiler; it alone needs mpmath.
+Run it after changing a polynomial. The compiler never imports it; it alone needs mpmath.
 
 Every polynomial is a weighted minimax fit: Remez exchange on a Chebyshev grid in 60-digit arithmetic. The weight turns
 an error of the polynomial into a relative error of the function it serves, so the number alongside each table is that

@@ -2,7 +2,7 @@
 
 Integers keep their form along the lanes (the same in all, or equally spaced) as long as possible: addresses that are
 the size of an element apart become vector loads and stores. Spaced i32 offsets are taken not to wrap around between two
-lanes of one vector; if they do, the address is no element of a tensor.
+lanes of one vector; if they do, the address is not an element of a tensor.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ class Expressions:
             has_fma=machine.has_fma, has_scaling="avx512dq" in machine.features
         )
 
-    # -- pieces of code ----------------------------------------------------------------------------------------------
+    # -- blocks of code ----------------------------------------------------------------------------------------------
 
     def alloca(self, kind: ir.Type, count: int = 1, size: int = 0) -> ir.Value:
         self.stack += size
         if self.stack > STACK_BYTES:
             raise KernelError(
-                f"the tiles of one program instance need more than {STACK_BYTES} bytes of a CPU's stack; what is"
-                f" computed here needs {size} bytes of them",
+                f"one program instance needs {self.stack} bytes of stack, more than {STACK_BYTES}; this operation"
+                f" needs {size} of them",
                 remedy="use smaller blocks, and loop over them",
                 where=self.where,
             )

@@ -121,7 +121,7 @@ class Roots(Along):
             waiting += [(each, under, lanes) for each in op.operands if isinstance(each.type, TileType)]
 
     def _loses_lanes(self, op: Op) -> bool:
-        """Whether neighbours along the last axis are none of the operand's."""
+        """Whether neighbours along the last axis are not neighbours in the operand."""
         if op.name == "expand_dims":
             return bool(
                 op.settings["axis"] % len(tile_type(op.results[0]).shape)

@@ -1,4 +1,4 @@
-"""What the values of a tile program are while its code is written."""
+"""The forms that values of a tile program take while LLVM IR is emitted."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def bytes_of(element: Element) -> int:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Neighbouring elements along one axis. `step` None: `value` has them (a scalar: all are the same); otherwise the
-    first is the scalar `value`, and each is by `step` more than the one before."""
+    """Neighbouring elements along one axis. If `step` is None, `value` holds them (a scalar: all are equal). Otherwise
+    `value` is the first, a scalar, and consecutive elements differ by `step`."""
 
     value: ir.Value
     lanes: int
@@ -58,7 +58,7 @@ class Location:
 
 @dataclass(eq=False)
 class Buffer:
-    """A tile in memory of the thread's own, dense, the last axis innermost."""
+    """A tile in the thread's own memory: dense, the last axis innermost."""
 
     pointer: ir.Value
     element: Element
@@ -72,7 +72,7 @@ class Buffer:
 
 @dataclass(eq=False)
 class Lazy:
-    """A tile whose elements are computed where they are used."""
+    """A tile whose elements are computed at each use."""
 
     op: Op
 

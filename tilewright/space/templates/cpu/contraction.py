@@ -3,7 +3,7 @@
     for every chunk of panels and block of rows:                    (parallel)
       stage the block's data in scratch                             (where it is a formula: a padding, a conversion)
       for every panel of the weight, `vectors` registers wide:
-        copy it to scratch                                          (where it is no constant and rows pass it often)
+        copy it to scratch                                          (if it is not constant and rows pass it often)
         for blocks of K:                                            (where a panel is larger than L1)
           for every `rows` rows of the block:
             acc[rows, vectors] = 0, or the partial sums of the previous block

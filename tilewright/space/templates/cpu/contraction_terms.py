@@ -1,7 +1,7 @@
-"""What a config of a contraction costs: counted terms, for one config or, as arrays, for many at once.
+"""Counts the cost terms of a contraction's config, for one config or, as arrays, for many at once.
 
 A descent compares all combinations of a few knobs (`tune/choose.py`). It passes one array for each of these knobs, and
-every number here is then an array. So conditions are `select`, not `if`, where they depend on a config.
+every number here is then an array. So conditions that depend on a config are `select`, not `if`.
 """
 
 from __future__ import annotations

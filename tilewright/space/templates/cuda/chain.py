@@ -208,7 +208,7 @@ class AppliedChain:
             NAME,
             (
                 Knob("bm", (16, 32, 64, 128, 256)),
-                Knob("bk", tuple(depth for depth in (32, 64) if depth == 32 or k > 32)),
+                Knob("bk", tuple(bk for bk in (32, 64) if bk == 32 or k > 32)),
                 Knob("warps_m", (1, 2, 4, 8)),
                 Knob("warps_n", (1, 2, 4)),
                 Knob("stages", tuple(n for n in (2, 3, 4, 6) if n <= 2 + -(-k // 64))),

@@ -90,7 +90,7 @@ def computed_operand(
     lane = te.Var("v", lanes)
     numbers = [
         te.Var(name, _count(axes) // (lanes if is_along else 1))
-        for name, axes, is_along in (("outer", outer, transposed), ("depth", k_axes, not transposed))
+        for name, axes, is_along in (("outer", outer, transposed), ("at_k", k_axes, not transposed))
     ]
     first = [number * lanes if number is numbers[not transposed] else number for number in numbers]
     position = [at + lane if at is first[not transposed] else at for at in first]

@@ -81,14 +81,14 @@ class AppliedMatmul:
         fewest = _tile_count(self.work, MatrixTiles(256, 256, 32, 4, 4, 2))
         few = self.machine.clusters and fewest <= _MAX_WAVES * self.machine.sms
         split = (1, 2, 4, 8) if few and _sums_dtype(self.work) is DType.F32 else (1,)
-        depths = tuple(bytes // self.work.size for bytes in _STEP_BYTES)
+        block_ks = tuple(bytes // self.work.size for bytes in _STEP_BYTES)
         persistent = (False, True) if k <= _SHORT else (False,)
         return Space(
             NAME,
             (
                 Knob("bm", sizes(m, 16, 32, 64, 128, 256)),
                 Knob("bn", sizes(n, 32, 64, 128, 256)),
-                Knob("bk", sizes(k, *depths)),
+                Knob("bk", sizes(k, *block_ks)),
                 Knob("warps_m", (1, 2, 4)),
                 Knob("warps_n", (1, 2, 4)),
                 Knob("stages", tuple(n for n in (2, 3, 4, 6, 8) if n <= 2 + -(-k // 64))),
@@ -244,7 +244,7 @@ def gemm(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> TensorGem
     words = (
         f"tensor cores: {m} x {n} x {k} by {t.bm} x {t.bn} x {t.bk}, {t.warps_m} x {t.warps_n} warps,"
         f" {t.stages} stages"
-        + (f", depth in {t.split} parts" if t.split > 1 else "")
+        + (f", k in {t.split} parts" if t.split > 1 else "")
         + (", tiles in turn" if t.persistent else "")
         + "".join(
             f", {name} computed on the way"

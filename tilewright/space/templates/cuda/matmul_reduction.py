@@ -91,13 +91,13 @@ class AppliedMatmulReduction:
         one = (next(tile for tile in _TILES if tile >= self.of.size),)  # one tile per part
         rows = tuple(tile for tile in _TILES if tile < 2 * m or tile == _TILES[0])
         columns = tuple(tile for tile in _TILES[1:] if tile < 2 * n or tile == _TILES[1])
-        depths = tuple(bytes // self.work.size for bytes in (64, 128))
+        block_ks = tuple(bytes // self.work.size for bytes in (64, 128))
         return Space(
             NAME,
             (
                 Knob("bm", rows if self.of.along else one),
                 Knob("bn", (max(one[0], _TILES[1]),) if self.of.along else columns),
-                Knob("bk", tuple(depth for depth in depths if depth < 2 * k or depth == depths[0])),
+                Knob("bk", tuple(bk for bk in block_ks if bk < 2 * k or bk == block_ks[0])),
                 Knob("warps_m", (1, 2, 4)),
                 Knob("warps_n", (1, 2, 4)),
                 Knob("stages", tuple(count for count in (2, 3, 4, 6) if count <= 2 + -(-k // 64))),

@@ -1,12 +1,12 @@
-"""Which part of a task Gemmini computes, and as which layer.
+"""Finds the part of a task that Gemmini computes, and the layer that it is.
 
-A layer is a matmul or convolution of 8-bit integers with 32-bit sums, that the accelerator's instruction matches by the
-test on access matrices (`space/mapping.py`), and what follows it as far as the accelerator computes exactly that:
+A layer is a matmul or convolution of 8-bit integers with 32-bit sums, which matches the accelerator's instruction by
+the test on access matrices (`space/mapping.py`), with the following operations that the accelerator computes exactly:
 
     sums  + bias  + round(residual * scale)       [relu]
           * scale -> round -> clamp -> 8 bits     [relu]  [max_pool]
 
-Without the second line, the sums themselves are stored. Nodes before and behind the layer are the host's.
+Without the second line, the sums themselves are stored. The host computes the nodes before and after the layer.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def _matmul(graph: Graph, matmul: Node) -> Match | None:
 
 
 def _reader(graph: Graph, node: Node) -> Node | None:
-    """The one that reads a value, where nobody else does."""
+    """The only reader of a value; None if it has several, or is a result of the task."""
     readers = graph.users()[node]
     return readers[0] if len(readers) == 1 and node not in graph.outputs else None
 

@@ -1,5 +1,5 @@
 """Matmuls and attention by another algebra than the sum of products: one level of Strassen (in Winograd's form, seven
-products of quarters instead of eight) and Winograd's inner-product trick (two products by one multiplication).
+block products instead of eight) and Winograd's inner-product trick.
 
     strassen.py          a matmul by a constant; strassen_nest.py is its loop nest
     strassen_packed.py   no constant on the right: its panels are copied on the way

@@ -1,4 +1,4 @@
-"""Matmuls and convolutions by a constant with Winograd's inner-product trick: two products by one multiplication.
+"""Matmuls and convolutions by a constant with Winograd's inner-product trick, which halves the multiplications.
 
     a1 b1 + a2 b2 = (a1 + b2) (a2 + b1) - a1 a2 - b1 b2         (`runtime/paired.py`)
 

@@ -72,7 +72,7 @@ class RowGemm:
 
 
 def row_gemm_of(gemm: Gemm | None) -> RowGemm | None:
-    """None where it is no product of float32 by a constant, where rows are not read in runs, or where they are
+    """None where it is not a product of float32 by a constant, where rows are not read in runs, or where they are
     computed: a border of zeros is all that there may be."""
     if gemm is None or type(gemm) is not Gemm or gemm.shared or not gemm.rows:
         return None

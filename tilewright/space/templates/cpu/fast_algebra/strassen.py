@@ -1,4 +1,4 @@
-"""Matmuls by one level of Strassen in Winograd's form: seven products of quarters instead of eight.
+"""Matmuls by one level of Strassen in Winograd's form: seven block products instead of eight.
 
 The rows of a block, the k of a block of K and the panels of a pair are each cut in half, so that the operands are
 2 x 2 quarters, a11 ... and b11 ...; with

@@ -213,7 +213,7 @@ class StrassenNest:
         return {self.row: self._current_row(row_half), self.gemm.vector: column}
 
     def _add_rows(self) -> Stmt:
-        """The left operands that are no quarters of the block's data."""
+        """The left operands that are not quarters of the block's data."""
         shape = self.shape
         row = te.Var("sr", shape.half)
         lanes = min(shape.lanes, power_of_two_below(shape.k_block))

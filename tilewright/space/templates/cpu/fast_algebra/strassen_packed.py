@@ -1,4 +1,4 @@
-"""Matmuls by one level of Strassen whose right operand is no constant: 1x1 convolutions with channels first, where it
+"""Matmuls by one level of Strassen whose right operand is not constant: 1x1 convolutions with channels first, where it
 is the image and the weight is on the left; matmuls of two activations.
 
 The loops are those of `strassen.py`. The first two products are the first to see the two halves of a pair of panels;

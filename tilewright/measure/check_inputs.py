@@ -13,7 +13,7 @@ _LARGE, _TINY = 1e3, 2.0**-120
 _TINY_HALF = 2.0**-14  # smallest normal float16
 
 
-def drawn(
+def random_values(
     node: Node, rng: np.random.Generator, constant: bool, extent: int | None, positive: bool
 ) -> np.ndarray:
     """Ordinary numbers for an input: `constant` ones are scaled like a weight, indices stay below `extent`."""

@@ -152,7 +152,9 @@ def _heads(ctx: Context, projected: Node, heads: int, parts: int = 3) -> list[No
         by_position = ctx.reshape(projected, (length, 1, parts, total // parts))
         return [
             ctx.permute(
-                ctx.reshape(ctx.index_axis(by_position, 2, part), (1, length, heads, total // parts // heads)),
+                ctx.reshape(
+                    ctx.index_axis(by_position, 2, part), (1, length, heads, total // parts // heads)
+                ),
                 (0, 2, 1, 3),
             )
             for part in range(parts)

@@ -52,7 +52,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -66,7 +66,7 @@ from tilewright.errors import (
     TilewrightWarning,
     UnsupportedOpsError,
 )
-from tilewright.frontend.torch import captured
+from tilewright.frontend.torch import captured, regions
 from tilewright.frontend.torch.left import left_of
 from tilewright.frontend.torch.plain_modules import teach_dynamo
 from tilewright.frontend.torch.types import to_torch
@@ -91,6 +91,7 @@ class RegionOutcome:
     left: Mapping[str, str] = field(default_factory=dict)  # nodes that run in PyTorch -> reason
     error: str = ""
     share: float = 0.0  # share of the graph's estimated time that runs in PyTorch
+    plans: tuple[Plan, ...] = field(default=(), repr=False)  # of the regions
 
 
 def backend(
@@ -270,17 +271,22 @@ class CompiledGraph:
                     )
                 run = RegionCall(self._build(region, target), region)
                 runner = _returning(_Whole(run, slots, guard, self._eager), program, slots)
-                return runner, RegionOutcome("compiled", regions=1), None
+                return runner, RegionOutcome("compiled", regions=1, plans=(run.model.plan,)), None
             except UnsupportedOpsError:
                 pass
-        runner, outcome, news = self._split(program, slots, guard, target)
+        runner, outcome, news = self._split(program, fixed, slots, guard, target)
         return _returning(runner, program, slots), outcome, news
 
     def _split(
-        self, program: captured.Captured, slots: Sequence[int], guard: _Distinct | None, target: str
+        self,
+        program: captured.Captured,
+        fixed: Mapping[int, torch.Tensor],
+        slots: Sequence[int],
+        guard: _Distinct | None,
+        target: str,
     ) -> Made:
         operators = _operators(program.program)  # before the split, which changes the graph
-        chunks = captured.cut(program)
+        chunks = regions.cut(program, fixed)
         left, work = dict(chunks.left), list(chunks.work)
         if left and not self._options.fallback and set(left) - set(program.torch_side):
             raise UnsupportedOpsError([(why, name) for name, why in left.items()])
@@ -289,10 +295,13 @@ class CompiledGraph:
             inner = chunks.module.get_submodule(name)
             assert isinstance(inner, fx.GraphModule)
             try:
-                region = captured.import_region(captured.export_region(inner))
-                run = RegionCall(self._build(region, target), region)
-                chunks.module.set_submodule(name, _RegionModule(run))
-                plans.append(run.model.plan)
+                region = captured.import_region(
+                    captured.export_region(inner), frozen=chunks.constants_of(name)
+                )
+                model = self._build(region, target)
+                own = replace(region, inputs=tuple(range(len(region.inputs))))
+                chunks.replace(name, _RegionModule(RegionCall(model, own)), region.inputs)
+                plans.append(model.plan)
             except UnsupportedOpsError as error:
                 left[name] = str(error.message)
                 work += left_of(inner.graph.nodes, {n.name: error.message for n in inner.graph.nodes})
@@ -301,8 +310,9 @@ class CompiledGraph:
         news = (key, left_message(work, operators, share)) if work else None
         if not plans:
             return self._in_torch, RegionOutcome("torch", left=left, share=share), news
-        runner = _split_runner(chunks.module, program, slots, guard, self._eager)
-        return runner, RegionOutcome("split", regions=len(plans), left=left, share=share), news
+        runner = _split_runner(chunks, program, slots, guard, self._eager)
+        outcome = RegionOutcome("split", regions=len(plans), left=left, share=share, plans=tuple(plans))
+        return runner, outcome, news
 
     def _left(self, reasons: Mapping[str, str]) -> Made:
         """The whole graph, for a reason that is not one of its operators."""
@@ -457,22 +467,26 @@ class _Whole:
 
 
 def _split_runner(
-    module: fx.GraphModule,
+    chunks: regions.Cut,
     program: captured.Captured,
     slots: Sequence[int],
     guard: _Distinct | None,
     eager: Callable[..., Any],
 ) -> Runner:
-    lifted = captured.lifted_tensors(program.program)
+    module, taken = chunks.finished()
+    forward = module.forward
+    own = list(captured.lifted_tensors(program.program).values())
+    lifted = [own[i] for i in taken if i < len(own)]
+    chosen = _getter([slots[i - len(own)] for i in taken if i >= len(own)])
+    written = [slots[i] for i in program.writes]
 
     def runner(arguments: Sequence[Any]) -> Any:
         if guard is not None and not guard(arguments):
             return eager(*arguments)
-        tensors = [arguments[i] for i in slots]
-        outputs = module(*lifted, *tensors)
-        for position, value in zip(program.writes, outputs, strict=False):
-            tensors[position].copy_(value)
-        return list(outputs[len(program.writes) :])
+        outputs = forward(*lifted, *chosen(arguments))
+        for position, value in zip(written, outputs, strict=False):
+            arguments[position].copy_(value)
+        return list(outputs[len(written) :])
 
     return runner
 

@@ -1,7 +1,8 @@
 """Whole layers that PyTorch has one operator for: the inference fast paths of its attention modules.
 
 `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` in eval mode call these when gradients are off. They are
-expanded here to their layers, so that a graph captured by Dynamo compiles like the module.
+expanded here to their layers, in the order of the module's own code: a graph captured by Dynamo then has the tasks,
+and the tuning results, of the module. With a batch that code puts the length first; here the batch stays first.
 
 A mask marks what is *not* seen: every element that is not zero, also of a float mask, which these operators do not
 add to the scores. A query that sees no key at all is NaN, as PyTorch's operators have it.
@@ -63,10 +64,10 @@ def transformer_encoder_layer(
     if not src.type.size:
         return src
     if norm_first:
-        x = ctx.add(attend(norm(src, norm_weight_1, norm_bias_1)), src)
-        return ctx.add(feed_forward(norm(x, norm_weight_2, norm_bias_2)), x)
-    x = norm(ctx.add(attend(src), src), norm_weight_1, norm_bias_1)
-    return norm(ctx.add(feed_forward(x), x), norm_weight_2, norm_bias_2)
+        x = ctx.add(src, attend(norm(src, norm_weight_1, norm_bias_1)))
+        return ctx.add(x, feed_forward(norm(x, norm_weight_2, norm_bias_2)))
+    x = norm(ctx.add(src, attend(src)), norm_weight_1, norm_bias_1)
+    return norm(ctx.add(x, feed_forward(x)), norm_weight_2, norm_bias_2)
 
 
 @converter("aten._native_multi_head_attention.default")
@@ -147,6 +148,17 @@ def addmm_activation(
 def _heads(ctx: Context, projected: Node, heads: int, parts: int = 3) -> list[Node]:
     """The parts of [batch, length, parts x width], each as [batch, heads, length, width / heads]."""
     batch, length, total = projected.shape
+    if batch == 1:
+        by_position = ctx.reshape(projected, (length, 1, parts, total // parts))
+        return [
+            ctx.permute(
+                ctx.reshape(
+                    ctx.index_axis(by_position, 2, part), (1, length, heads, total // parts // heads)
+                ),
+                (0, 2, 1, 3),
+            )
+            for part in range(parts)
+        ]
     split = ctx.reshape(projected, (batch, length, parts, heads, total // parts // heads))
     split = ctx.permute(split, (2, 0, 3, 1, 4))
     return [ctx.index_axis(split, 0, part) for part in range(parts)]
@@ -155,6 +167,8 @@ def _heads(ctx: Context, projected: Node, heads: int, parts: int = 3) -> list[No
 def _joined(ctx: Context, x: Node) -> Node:
     """[batch, heads, length, width / heads] as [batch, length, width]."""
     batch, heads, length, width = x.shape
+    if batch == 1:
+        return ctx.reshape(ctx.permute(x, (2, 0, 1, 3)), (1, length, heads * width))
     return ctx.reshape(ctx.permute(x, (0, 2, 1, 3)), (batch, length, heads * width))
 
 

@@ -1,23 +1,19 @@
-"""Export a graph captured by torch.compile at concrete sizes, cut it if necessary, and import it.
+"""Export a graph captured by torch.compile at concrete sizes, and import it; `regions` cuts it first if necessary.
 
 Dynamo passes a flat graph of torch functions. `Captured` is that graph as a functional ATen program, with whole
-composites, for arguments of given sizes; writes to its arguments have become results. `regions` decides what can be
-imported:
+composites, for arguments of given sizes; writes to its arguments have become results.
 
-- nodes without a converter stay with PyTorch, and the graph is cut around them;
-- so do views that end in a result which shares memory with an argument or with another result: only PyTorch can
-  return those, and they cost nothing. The same goes for results whose strides leave gaps or overlap (`expand`).
-
-Every other result gets fresh memory with the strides that PyTorch would give it: a dense result that is not row-major
+Views that end in a result which shares memory with an argument or with another result stay with PyTorch: only it can
+return those, and they cost nothing. The same goes for results whose strides leave gaps or overlap (`expand`). Every
+other result gets fresh memory with the strides that PyTorch would give it: a dense result that is not row-major
 is computed in the order of its memory, and permuted back without a copy.
 """
 
 from __future__ import annotations
 
-import operator
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,22 +21,16 @@ import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner, Partition
-from torch.fx.passes.operator_support import OperatorSupportBase
 
 from tilewright.errors import MutationError
-from tilewright.frontend.builder import Unsupported
 from tilewright.frontend.imported import ImportedModel
 from tilewright.frontend.torch.decompose import retraced
-from tilewright.frontend.torch.left import Left, left_of
 from tilewright.frontend.torch.mutation import functionalised, writes
 from tilewright.frontend.torch.plain_modules import plain_modules
-from tilewright.frontend.torch.program import Literal, import_program, unsupported_nodes
-from tilewright.frontend.torch.types import tensor_type, to_numpy
+from tilewright.frontend.torch.program import Literal, import_program
+from tilewright.frontend.torch.types import to_numpy
 from tilewright.graph.ir import Graph, Node, constant, input_node
 from tilewright.graph.op import apply
-
-_MAX_CUTS = 6  # rounds of moving views out of regions
 
 
 def scalar_positions(body: fx.GraphModule) -> tuple[int, ...]:
@@ -143,31 +133,33 @@ def user_inputs(program: ExportedProgram) -> list[str]:
     return [spec.arg.name for spec in specs if spec.kind is InputKind.USER_INPUT]
 
 
-def lifted_tensors(program: ExportedProgram) -> list[Any]:
-    """The program's own constants, which its graph takes before the tensors of a call."""
-    found: list[Any] = []
+def lifted_tensors(program: ExportedProgram) -> dict[str, Any]:
+    """The program's own constants by the names of the inputs of its graph, which come before the tensors of a call."""
+    found: dict[str, Any] = {}
     for spec in program.graph_signature.input_specs:
         if spec.kind is not InputKind.USER_INPUT:
             known = program.constants.get(spec.target)
-            found.append(program.state_dict[spec.target] if known is None else known)
+            found[spec.arg.name] = program.state_dict[spec.target] if known is None else known
     return found
 
 
 def _argument_views(program: ExportedProgram) -> Counter[str]:
     """The arguments that results share memory with, and the number of such results."""
-    owners = {_storage(n): n.name for n in program.graph.nodes if n.op == "placeholder"}
-    return Counter(owners[_storage(n)] for n in _results(program) if _storage(n) in owners and _storage(n))
+    owners = {storage_of(n): n.name for n in program.graph.nodes if n.op == "placeholder"}
+    return Counter(
+        owners[storage_of(n)] for n in _results(program) if storage_of(n) in owners and storage_of(n)
+    )
 
 
 def _returned_arguments(program: ExportedProgram) -> dict[int, str]:
     """The results, by their number, that are an argument whole: the same memory with the same sizes and strides."""
-    owners = {_storage(n): n for n in program.graph.nodes if n.op == "placeholder"}
+    owners = {storage_of(n): n for n in program.graph.nodes if n.op == "placeholder"}
     output = next(node for node in program.graph.nodes if node.op == "output")
     kinds = [spec.kind for spec in program.graph_signature.output_specs]
     results = [n for kind, n in zip(kinds, output.args[0], strict=True) if kind is OutputKind.USER_OUTPUT]
     found: dict[int, str] = {}
     for i, node in enumerate(results):
-        owner = owners.get(_storage(node)) if isinstance(node, fx.Node) and _storage(node) else None
+        owner = owners.get(storage_of(node)) if isinstance(node, fx.Node) and storage_of(node) else None
         if owner is not None and _layout(owner) == _layout(node):
             found[i] = owner.name
     return found
@@ -186,7 +178,7 @@ def _results(program: ExportedProgram) -> list[fx.Node]:
     return [n for kind, n in pairs if kind is OutputKind.USER_OUTPUT and isinstance(n, fx.Node)]
 
 
-def _storage(node: fx.Node) -> int:
+def storage_of(node: fx.Node) -> int:
     value = node.meta.get("val")
     return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) and _is_strided(value) else 0
 
@@ -197,20 +189,20 @@ def _is_strided(value: torch.Tensor) -> bool:
 
 def _torch_side(program: ExportedProgram) -> frozenset[str]:
     """The views that lead to results which share memory with an argument or another result, or are not contiguous."""
-    arguments = {_storage(node) for node in program.graph.nodes if node.op == "placeholder"}
+    arguments = {storage_of(node) for node in program.graph.nodes if node.op == "placeholder"}
     results = list(dict.fromkeys(_results(program)))
-    storages = [_storage(node) for node in results]
+    storages = [storage_of(node) for node in results]
     chosen: set[str] = set()
     for node, storage in zip(results, storages, strict=True):
         if storage and (storage in arguments or storages.count(storage) > 1 or not is_dense(node)):
-            chosen.update(_view_chain(node))
+            chosen.update(view_chain(node))
     return frozenset(chosen)
 
 
-def _view_chain(node: fx.Node) -> list[str]:
+def view_chain(node: fx.Node) -> list[str]:
     """The names of the views from the tensor that owns the memory, which is not among them, to this node."""
     chain: list[str] = []
-    storage = _storage(node)
+    storage = storage_of(node)
     while node.op == "call_function" and storage:
         source = next((n for n in node.all_input_nodes if _shares(n, storage)), None)
         if source is None:
@@ -224,7 +216,7 @@ def _shares(node: fx.Node, storage: int) -> bool:
     value = node.meta.get("val")
     if isinstance(value, (tuple, list)):  # the views of a split, before one is taken
         return any(isinstance(v, torch.Tensor) and v.untyped_storage()._cdata == storage for v in value)
-    return _storage(node) == storage
+    return storage_of(node) == storage
 
 
 # -- strides ----------------------------------------------------------------------------------------------------
@@ -325,103 +317,6 @@ def _bound(graph: Graph, fixed: Mapping[int, torch.Tensor]) -> tuple[Graph, tupl
             new[node] = node if same else replace(node, inputs=operands)
     inputs = tuple(new[graph.inputs[index]] for index in kept)
     return Graph(inputs, tuple(new[node] for node in graph.outputs)), kept
-
-
-# -- cutting ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Cut:
-    """A program cut into regions (submodules of `module`, by name) and operators that stay with PyTorch."""
-
-    module: fx.GraphModule
-    regions: tuple[str, ...]
-    left: Mapping[str, str]  # node that stays with PyTorch -> why
-    work: tuple[Left, ...]  # those of them that compute something
-
-
-def cut(captured: Captured) -> Cut:
-    program = captured.program
-    left = unsupported_nodes(program)
-    reasons = dict.fromkeys(captured.torch_side, "a view of memory that the caller sees") | left
-    module = fx.GraphModule(program.graph_module, program.graph_module.graph)
-    for node in [n for n in module.graph.nodes if str(n.target).startswith("aten._assert_tensor_metadata")]:
-        module.graph.erase_node(node)  # what it asserts is what this program was exported for
-    stays = set(reasons)
-    for _ in range(_MAX_CUTS):
-        support = _Support(stays)
-        partitioner = CapabilityBasedPartitioner(module, support, allows_single_node_partition=True)
-        partitions = [p for p in partitioner.propose_partitions() if _computes(p.nodes)]
-        gaps = {
-            name
-            for p in partitions
-            for node in _escaping(p)
-            if not is_dense(node)
-            for name in _view_chain(node)
-        }
-        if not gaps - stays:
-            break
-        stays |= gaps
-    partitions = [p for p in partitions if all(is_dense(node) for node in _escaping(p))]
-    inside = {node.name for p in partitions for node in p.nodes}
-    outside = {
-        node.name: reasons.get(node.name, "stands alone")
-        for node in module.graph.nodes
-        if node.op == "call_function" and node.name not in inside and node.target is not operator.getitem
-    }
-    work = left_of(module.graph.nodes, outside)
-    before = {name for name, _ in module.named_children()}
-    fused = partitioner.fuse_partitions(partitions, prefix="tilewright_")
-    regions = tuple(name for name, _ in fused.named_children() if name not in before)
-    return Cut(fused, regions, outside, work)
-
-
-class _Support(OperatorSupportBase):
-    def __init__(self, stays: set[str]) -> None:
-        super().__init__()
-        self._stays = stays
-
-    def is_node_supported(self, submodules: Mapping[str, nn.Module], node: fx.Node) -> bool:
-        if node.op != "call_function" or node.name in self._stays:
-            return False
-        if node.target is operator.getitem:
-            return isinstance(node.args[0], fx.Node) and self.is_node_supported(submodules, node.args[0])
-        if not isinstance(node.target, torch._ops.OpOverload):
-            return False
-        return all(map(_has_type, (node, *node.all_input_nodes)))
-
-
-def _has_type(node: fx.Node) -> bool:
-    value = node.meta.get("val")
-    parts = value if isinstance(value, (tuple, list)) else (value,)
-    if not parts or not all(isinstance(part, torch.Tensor) for part in parts):
-        return False
-    try:
-        for part in parts:
-            tensor_type(part)
-    except Unsupported:
-        return False
-    return True
-
-
-def _escaping(partition: Partition) -> list[fx.Node]:
-    inside = set(partition.nodes)
-    return [node for node in inside if any(user not in inside for user in node.users)]
-
-
-def _computes(nodes: Iterable[fx.Node]) -> bool:
-    """Whether there is anything to compute: views alone are left to PyTorch, where they are free."""
-    return any(_own_memory(node) for node in nodes if node.target is not operator.getitem)
-
-
-def _own_memory(node: fx.Node) -> bool:
-    """Whether some result of the node has its own memory."""
-    value = node.meta.get("val")
-    parts = value if isinstance(value, (tuple, list)) else (value,)
-    owned = {_storage(operand) for operand in node.all_input_nodes}
-    return any(
-        isinstance(part, torch.Tensor) and part.untyped_storage()._cdata not in owned for part in parts
-    )
 
 
 def export_region(module: fx.GraphModule) -> ExportedProgram:

@@ -2,8 +2,8 @@
 
     python -m tests.space.promise --kernels 300 --draws 350 --jobs 2
 
-Each kernel is held to the bound of its own template, Winograd's to that of its own tile size (`promise_bounds.py`, which
-computes in float64 and shares no code with the compiler's validation). Data and weights are drawn anew each time
+Each kernel is held to the bound of its own template, Winograd's to that of its own tile size (`promise_bounds.py`,
+which computes in float64 and shares no code with the compiler's validation). Data and weights are drawn anew each time
 (`promise_tasks.py`). Kernels run
 
     host       as this processor is
@@ -24,7 +24,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -78,17 +78,23 @@ def machines() -> dict[str, CpuMachine]:
     if "avx512f" in here.features:
         found["adder"] = replace(here, cpu="znver4")
     if "avx512f" in here.features and "avx2" in here.features:
-        found["avx2"] = _restricted(here, runtime_host.LEVELS["avx2"], vector_bytes=32)
+        found["avx2"] = _restricted(here, "avx2", vector_bytes=32)
     if "avx" in here.features:
-        found["baseline"] = _restricted(here, runtime_host.LEVELS["baseline"], vector_bytes=16, has_fma=False)
+        found["baseline"] = _restricted(here, "baseline", vector_bytes=16)
     return found
 
 
-def _restricted(machine: CpuMachine, level: frozenset[str], **shape: int) -> CpuMachine:
-    kept = tuple(name for name in machine.features if name in level)
-    lost = set(machine.features) - level
-    absent = tuple(sorted({*machine.absent, *lost}))
-    return replace(machine, features=kept, absent=absent, vector_registers=16, **shape)
+def _restricted(machine: CpuMachine, level: str, vector_bytes: int) -> CpuMachine:
+    """Described as `host` describes it with fewer features."""
+    features = set(machine.features) & runtime_host.LEVELS[level]
+    return replace(
+        machine,
+        features=tuple(sorted(features)),
+        absent=tuple(sorted({*machine.absent, *machine.features} - features)),
+        vector_bytes=vector_bytes,
+        vector_registers=16,
+        has_fma="fma" in features,
+    )
 
 
 def machine_of(name: str) -> Machine:
@@ -289,11 +295,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parts += planned(emulated, min(options.draws, EMULATED_DRAWS), options.seed, [CUDA])
     result, done = Result.empty(), 0
     with ProcessPoolExecutor(options.jobs) as pool:
-        for part, found in zip(parts, pool.map(run, parts), strict=True):
-            result.add(found)
-            done += len(part.kernels)
+        running = {pool.submit(run, part): part for part in parts}
+        for future in as_completed(running):
+            result.add(found := future.result())
+            done += len(running[future].kernels)
+            for violation in found.violations:
+                print(violation, file=sys.stderr)
             print(f"{done} kernels, {len(result.violations)} beyond their bound", file=sys.stderr, flush=True)
-    counted = Counter({name: 0 for name in (*names, CUDA)})
+    counted = Counter(dict.fromkeys((*names, CUDA), 0))
     for (name, _), count in result.taken.items():
         counted[name] += count
     print(", ".join(f"{name} {count}" for name, count in counted.items()), "kernels")

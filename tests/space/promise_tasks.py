@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from random import Random
+from typing import Any
 
 import numpy as np
 
@@ -53,7 +54,7 @@ def _conv(random: Random, window: tuple[int, int], stride: int, depthwise: bool,
     outputs = channels if depthwise else random.choice((8, 24, 48, 80))
     size = (random.randint(window[0], 17), random.randint(window[1], 17))
     border = random.randint(0, min(window) // 2)
-    attrs: dict[str, object] = {"stride": (stride, stride), "dilation": (1, 1), "groups": groups}
+    attrs: dict[str, Any] = {"stride": (stride, stride), "dilation": (1, 1), "groups": groups}
     attrs["padding"] = ((0, 0), (0, 0))  # a node of its own by the time that kernels are chosen
     if first:
         image, weight = x(1, channels, *size), x(outputs, channels // groups, *window, constant=True)

@@ -171,6 +171,51 @@ def test_an_operand_for_all_channels_that_is_not_constant_ends_a_region() -> Non
     assert [node.shape[-1] for node in after.nodes() if node.op == "mul"] == [46]
 
 
+@pytest.mark.parametrize("between", ["relu", "depthwise", "max_pool"])
+@pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan])
+def test_infinity_and_nan_stay_where_they_are(between: str, number: float) -> None:
+    """An infinity times the zeros of padded weights is NaN: the next contraction must not sum it."""
+    x = x_input(1, 5, 5, 64)
+    y = conv(x, 46)
+    if between == "relu":
+        y = apply("relu", y)
+    elif between == "depthwise":
+        y = conv(apply("relu", y), 46, 3, groups=46)
+    else:
+        ones = (1, 1)
+        pool: dict[str, Any] = {
+            "kernel": (2, 2),
+            "stride": ones,
+            "padding": (0, 0),
+            "dilation": ones,
+            "ceil_mode": False,
+        }
+        y = apply("max_pool", y, layout=LAST, **pool)
+    weights = constant(np.abs(array(1, 1, 46, 64, seed=2)))  # the sum of infinities of one sign is no NaN
+    ends = ((0, 0), (0, 0))
+    last: dict[str, Any] = {
+        "stride": (1, 1),
+        "padding": ends,
+        "dilation": (1, 1),
+        "groups": 1,
+        "layout": LAST,
+    }
+    graph = graph_of(apply("conv", apply("relu", y), weights, **last))
+    after = everything(graph)
+    assert any(node.op == "conv" and node.shape[-1] == 48 for node in after.nodes())
+    data = array(1, 5, 5, 64)
+    data[0, 2, 1, 7] = number
+    (expected,), (actual,) = evaluate(graph, [data]), evaluate(after, [data])
+    assert not np.isfinite(expected).all()
+    np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-9 * np.abs(expected[0, 0, 0]).max())
+
+
+def test_only_what_another_kernel_sums_gets_zeros() -> None:
+    after = everything(graph_of(apply("softmax", conv(x_input(1, 4, 4, 64), 46), axis=3)))
+    assert [node.shape[-1] for node in after.nodes() if node.op == "conv"] == [48]
+    assert not [node for node in after.nodes() if node.op == "select"]
+
+
 def test_strict_numerics_do_not_pad() -> None:
     assert "pad-channels" in {each.name for each in passes("fast", _Times(1.0, 0.0))}
     assert "pad-channels" not in {each.name for each in passes("strict", _Times(1.0, 0.0))}

@@ -1,16 +1,17 @@
 """pad-channels: pad channels to a multiple that kernels read in whole vectors, where that saves more than it costs.
 
     x: 46 channels                          pad(x): 48
-    y = relu(conv(x, w[3,3,46,46]) + b)  -> y: 48 = relu(conv(pad(x), w[3,3,48,48]) + b[48])
+    y = relu(conv(x, w[3,3,46,46]) + b)  -> y: 48 = relu(select(real, conv(pad(x), w[3,3,48,48]), 0) + b[48])
     z = conv(y, v[1,1,46,64])               z = conv(y, v[1,1,48,64])
 
-Channels are the last axis. Weights are padded with zeros at compile time, so padded channels of a contraction's result
-are zero, and those of its operand are multiplied by zero. In between they go through elementwise operators that are
-finite at zero, depthwise convolutions, pooling and padding of images. Where padded channels begin or end otherwise,
-at inputs, outputs and all other operators, they are added or cut off by a copy, which is fused like other movement.
+Channels are the last axis. Weights are padded with zeros at compile time, and padded channels of an operand are
+multiplied by zero. In between they go through elementwise operators that are finite at zero, depthwise convolutions,
+pooling and padding of images. Where padded channels begin or end otherwise, at inputs, outputs and all other operators,
+they are added or cut off by a copy, which is fused like other movement.
 
-Zero times infinity is not zero, so what the padded channels hold must be finite whatever the inputs are: they meet
-constants and other padded channels only, and `_stays_finite` computes what becomes of them.
+Zero times infinity is not zero, so what the padded channels hold must be finite whatever the inputs are. A contraction
+sums all of its operand's channels, infinite ones too, so a select makes the padded channels of its result zero. Then
+they meet constants and other padded channels only, and `_stays_finite` computes what becomes of them.
 
 All values that must be padded together are a region. A region is padded if the kernels of its operators, with the
 contractions around it and the copies, are predicted to be faster.
@@ -246,11 +247,12 @@ def padded(graph: Graph, region: Collection[Node], multiple: Callable[[Node], in
     """The graph with the channels of these values padded."""
     new: dict[Node, Node] = {node: node for node in graph.inputs}  # without padding
     large: dict[Node, Node] = {}
+    summed: dict[Node, Node] = {}  # contractions, whose padded channels may be NaN
 
     def whole(node: Node) -> Node:
         """The value without padding."""
         if node not in new:
-            new[node] = _resized(large[node], node.shape[-1])
+            new[node] = _resized(summed.get(node, large[node]), node.shape[-1])
         return new[node]
 
     for node in graph.nodes():
@@ -262,7 +264,8 @@ def padded(graph: Graph, region: Collection[Node], multiple: Callable[[Node], in
                 new[node] = _same(node, whole)
             large[node] = _resized(new[node], channels)
         elif keeps and _is_contraction(node):
-            large[node] = _contraction(node, large.get(node.inputs[0]) or whole(node.inputs[0]), channels)
+            summed[node] = _contraction(node, large.get(node.inputs[0]) or whole(node.inputs[0]), channels)
+            large[node] = _with_zeros(summed[node], node.shape[-1])
         elif keeps:
             large[node] = _followed(node, large, whole, channels)
         elif ends:
@@ -284,6 +287,15 @@ def _contraction(node: Node, data: Node, channels: int) -> Node:
     weight = _filled(_filled(node.inputs[1], inward, data.shape[-1]), outward, channels)
     bias = [_filled(each, -1, channels) for each in node.inputs[2:]]
     return apply(node.op, data, weight, *bias, name=node.name, source=node.source, **node.attrs)
+
+
+def _with_zeros(value: Node, channels: int) -> Node:
+    """The value with zeros from this channel on."""
+    if value.shape[-1] == channels:
+        return value
+    real = constant(np.arange(value.shape[-1]) < channels)
+    zero = constant(np.zeros((), value.dtype.numpy))
+    return apply("select", real, value, zero, source=value.source)
 
 
 def _followed(node: Node, large: Mapping[Node, Node], whole: Callable[[Node], Node], channels: int) -> Node:

@@ -114,7 +114,7 @@ def _priced(
         return (MergeMatmuls(),) if attention and abilities.libraries else ()
     judge = Judge(oracle, lambda graph: cut(graph, abilities))
     multiple = getattr(oracle, "channel_multiple", None)
-    # An infinity times the zeros of padded channels would be NaN, which `strict` does not allow.
+    # The products of padded channels, +0, make a sum of -0 +0, which `strict` does not allow.
     if multiple is None or strict or not knobs.get("padding"):
         return (MergeMatmuls(judge),)
     pads = (PadChannels(judge, lambda node: int(multiple(node.dtype))),)

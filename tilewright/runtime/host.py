@@ -16,7 +16,7 @@ _AVX2 = _BASELINE | {
     *("sse3", "ssse3", "sse4.1", "sse4.2", "xsave"),
 }
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "evex512"}
-_LEVELS = {"avx512": _AVX512, "avx2": _AVX2, "baseline": _BASELINE}
+LEVELS = {"avx512": _AVX512, "avx2": _AVX2, "baseline": _BASELINE}
 
 # Intel's cores with AMX, by LLVM's names, the oldest first.
 _WITH_AMX = ("sapphirerapids", "emeraldrapids", "graniterapids", "graniterapids-d", "diamondrapids")
@@ -53,7 +53,7 @@ def features() -> frozenset[str]:
     """The features that code generated or loaded here may use."""
     found = _detected()
     for item in knobs.get("cpu_features"):
-        level = _LEVELS.get(item)
+        level = LEVELS.get(item)
         if level is not None:
             found &= level
         else:

@@ -25,9 +25,8 @@ POINTS = {
     6: (0, 1, -1, 2, -2, Fraction(1, 2), Fraction(-1, 2)),
 }
 
-# c of |error| <= c u sum_c max_tile |d_c| sum |g_c| for each tile size, u = 2^-24: four times the maximum over random
-# tiles (tests/space/templates/cpu/test_winograd.py). The bound for arbitrary rounding is `amplification` times the
-# number of operations.
+# c of |error| <= c u sum_c max_tile |d_c| sum |g_c| for each tile size, u = 2^-24, on validation's data: four times the
+# maximum over random tiles (tests/space/templates/cpu/test_winograd.py). `guaranteed_factor` is for any data.
 ERROR_FACTORS = {2: 8.0, 4: 96.0, 6: 192.0}
 
 Matrix = tuple[tuple[Fraction, ...], ...]
@@ -66,6 +65,17 @@ def amplification(outputs: int) -> float:
     at, g, bt = (np.abs(_array(matrix)) for matrix in matrices(outputs))
     along_one_axis = (at * (g.max(axis=1) * bt.sum(axis=1))).sum(axis=1).max()
     return float(along_one_axis**2)
+
+
+def guaranteed_factor(outputs: int, channels: int) -> float:
+    """The same c for any data and any order of sums, even if all roundings add up.
+
+    On its way to a result a product passes two transforms of its tile, the rounding of its weight, the sum over
+    channels and their blocks, and two transforms back. A transform with n terms rounds each at most n times. Each
+    rounding error is at most u times a value that `amplification` bounds. Only powers of u are left out."""
+    at, _, bt = matrices(outputs)
+    terms = sum(max(sum(entry != 0 for entry in row) for row in matrix) for matrix in (at, bt))
+    return amplification(outputs) * (channels + 2 * terms + 2)
 
 
 def _from_roots(roots: list[Fraction]) -> tuple[Fraction, ...]:

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.space.checked import Inputs, error, same_on_two_threads, stored_for
+from tests.space.promise_bounds import winograd_factor
 from tests.space.spills import spilled_vectors_in_loops
 from tilewright import te
 from tilewright.dtypes import DType
@@ -19,7 +20,7 @@ from tilewright.hw import host
 from tilewright.loops.ir import Buffer, Program
 from tilewright.loops.verify import verify_program
 from tilewright.measure.single import SingleKernel
-from tilewright.runtime.winograd import ERROR_FACTORS, amplification, matrices
+from tilewright.runtime.winograd import ERROR_FACTORS, amplification, guaranteed_factor, matrices
 from tilewright.space.space import Config
 from tilewright.space.template import Applied, Work
 from tilewright.space.templates.cpu.straight_line import operations, times_vector
@@ -302,3 +303,36 @@ def test_errors_are_within_the_stated_factor(outputs: int, channels: int) -> Non
         worst = max(worst, float((np.abs(result - expected) / (2.0**-24 * largest)).max()))
     assert 0 < worst < ERROR_FACTORS[outputs] / 2
     assert ERROR_FACTORS[outputs] < 6 * amplification(outputs)
+
+
+@pytest.mark.parametrize(("outputs", "expected"), [(2, 16 * 76), (4, 860.4 * 84), (6, 1604.4 * 92)])
+def test_what_is_guaranteed(outputs: int, expected: float) -> None:
+    """`docs/numerics.md` has these numbers; of 64 channels."""
+    assert guaranteed_factor(outputs, 64) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("outputs", [2, 4, 6])
+def test_one_large_tap_may_exceed_the_factor_of_random_tiles_and_stays_within_the_guaranteed(
+    outputs: int,
+) -> None:
+    """Weights whose sum is one tap, and a tile of +-1: nothing is averaged."""
+    channels = 16
+    task = conv_task((outputs + 2, outputs + 2), (channels, 32), ((0, 0), (0, 0)), epilogue="")
+    applied = applied_to(task)
+    config = next(c for c in applied.space.configs() if c["outputs"] == outputs)
+    program = applied.program(config)
+    kernel = SingleKernel(program, host())
+    worst = 0.0
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        image_type, weight_type = task.graph.inputs
+        image = rng.choice([-1.0, 1.0], image_type.shape).astype(np.float32)
+        weights = (1e-7 * rng.standard_normal(weight_type.shape)).astype(np.float32)
+        for column in range(32):
+            weights[column % 3, column // 3 % 3, 0, column] = rng.uniform(1, 2)
+        (expected,) = evaluate(task.graph, [image, weights], precise=True)
+        result = kernel(stored_for(program, [image, weights])).reshape(expected.shape)
+        sizes = np.abs(weights).astype(np.float64).sum(axis=(0, 1, 2))
+        worst = max(worst, float((np.abs(result - expected) / (2.0**-24 * sizes)).max()))
+    assert ERROR_FACTORS[outputs] / 2 < worst < guaranteed_factor(outputs, channels)
+    assert worst < winograd_factor(outputs, channels) / 2

@@ -336,6 +336,39 @@ def test_few_columns_are_not_worth_scaling_rows_that_may_lack_a_certificate(
     assert applied.uncertified_time(applied.shape_of(dict(relaxed.values))) > MAX_UNCERTIFIED
 
 
+# Rows of convolutions: of 7x7 results, 14x14 and so on.
+CONVOLUTIONS = [
+    conv_task((image, image), (channels, outputs), (window, window), stride, 1, ((edge, edge), (edge, edge)))
+    for image, channels, outputs, window, stride in (
+        *((14, 512, 512, 3, 2), (56, 256, 512, 1, 2), (14, 256, 256, 3, 1), (7, 2048, 512, 1, 1)),
+        *((7, 512, 2048, 1, 1), (28, 128, 512, 1, 1), (19, 96, 256, 1, 1), (9, 64, 128, 1, 1)),
+    )
+    for edge in (window // 2,)
+]
+
+
+@pytest.mark.parametrize("task", CONVOLUTIONS, ids=lambda task: str([i.shape for i in task.graph.inputs]))
+def test_a_convolution_is_offered_only_where_some_tile_is_within_5_percent(task: Task) -> None:
+    """Rows of a partial register tile are computed too."""
+    applied = applied_to(task, ZEN_4)
+    shapes = [applied.shape_of(dict(config.values)) for config in applied.space.configs()]
+    assert shapes
+    rows = applied.row.extent
+    least = min(
+        applied.uncertified_time(shape) * shape.blocks * shape.tiles * shape.rows / rows for shape in shapes
+    )
+    offered = Paired().apply(Work(task, ZEN_4)) is not None
+    assert offered == (least <= MAX_UNCERTIFIED)
+
+
+@pytest.mark.parametrize(("rows", "offered"), [(7, False), (12, True), (19, False), (20, True), (49, True)])
+def test_rows_that_fill_no_tile_are_not_offered(rows: int, offered: bool) -> None:
+    """Of 7 rows a tile of 6 computes 12, of 19 one of 10 computes 20."""
+    task = product(rows, 1024, 512)
+    assert (Paired().apply(Work(task, ZEN_4)) is not None) == offered
+    assert Paired().apply(Work(task, ZEN_4, "relaxed")) is not None
+
+
 @given(m=st.integers(20, 3000), vectors=st.integers(3, 48), k=st.integers(32, 2000), data=st.data())
 @QUICK
 def test_every_config_that_is_offered_is_fast_without_a_certificate(

@@ -34,6 +34,7 @@ elements with small ones are all there is. `strict` numerics do without.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cached_property
 
@@ -118,7 +119,7 @@ class AppliedPaired:
 
     def _legal(self, values: Mapping[str, Number]) -> Truth:
         rows, block = values["rows"], values["block"]
-        if not self._is_packed or self.k_axes < _MIN_K:
+        if not self._is_packed or self.k_axes < _MIN_K or not self._fills_tiles:
             return False
         legal = (rows + _OVERLAPPED <= self.machine.vector_registers) & (
             most(1, block) * rows <= self.row.extent
@@ -146,6 +147,21 @@ class AppliedPaired:
         bordered = not isinstance(self.sums.data, te.Load)
         copied = self.sums.data_bytes / self.row.extent / COPIED_BYTES if bordered else 0.0
         return (multiplied + scaled) / (multiplied + copied)
+
+    @property
+    def least_computed(self) -> float:
+        """Rows that the register tiles of the best height compute, for each row: the last one may be partial."""
+        rows = self.row.extent
+        return min((ceil_div(rows, each) * each / rows for each in _ROWS if each <= rows), default=math.inf)
+
+    @cached_property
+    def _fills_tiles(self) -> bool:
+        """Whether the limit holds for some config with partial register tiles counted. It is not asked of each config:
+        those that pass would be so few and far apart that a search ends at slow ones."""
+        if may_lose_digits(self.numerics):
+            return True
+        whole = self.shape_of({"rows": _ROWS[0], "block": 0, "chunks": 1, "prefetch": 0})
+        return bool(self.least_computed * self.uncertified_time(whole) <= self.max_uncertified)
 
     @cached_property
     def _is_packed(self) -> bool:

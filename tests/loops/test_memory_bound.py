@@ -93,7 +93,7 @@ def check(
         np.testing.assert_array_equal(np.isnan(got), np.isnan(expected))
         if program.params[-1].dtype.is_float:
             known = ~np.isnan(expected)
-            bound = 1e-3 if got.dtype == np.float16 else 2e-6
+            bound = {F16: 1e-3, DType.BF16: 3e-3}.get(program.params[-1].dtype, 2e-6)
             assert relative_error(got[known], expected[known]) <= bound
         else:
             np.testing.assert_array_equal(got, expected)

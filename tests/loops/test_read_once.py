@@ -216,6 +216,35 @@ def test_results_of_the_same_neighbours_are_transposed_in_registers(mode: str, f
     assert statements(check(task, with_vectors(64), slow=True), Transpose)
 
 
+@pytest.mark.parametrize("dtype", [F16, DType.BF16])
+@pytest.mark.parametrize(
+    "shape,sizes", [((4, 5, 7, 11), (14, 22)), ((17, 9, 33), (9, 99)), ((2, 9, 5, 20), (11, 80))]
+)
+def test_each_element_of_an_upsampled_image_is_converted_once(
+    dtype: DType, shape: tuple[int, ...], sizes: tuple[int, ...]
+) -> None:
+    inputs = Inputs()
+    x = apply("cast", inputs(*shape, dtype=dtype), dtype=F32)
+    resized = apply("resize", x, sizes=sizes, mode="linear", coordinates="half_pixel")
+    program = check(inputs.task(apply("cast", resized, dtype=dtype)), with_vectors(64), slow=True)
+    (source, _) = program.params
+    reading = [
+        s for s in statements(program, Store) if any(load.source == source for load in te.loads(s.value))
+    ]
+    assert "converted image by image" in program.decisions
+    assert [store.buffer.name for store in reading] == ["image"]
+
+
+@pytest.mark.parametrize("shape", [(2, 40, 40), (64, 200, 200)])
+def test_few_or_large_images_are_converted_as_they_are_read(shape: tuple[int, ...]) -> None:
+    inputs = Inputs()
+    x = apply("cast", inputs(*shape, dtype=F16), dtype=F32)
+    sizes = (2 * shape[-2], 2 * shape[-1])
+    task = inputs.task(apply("resize", x, sizes=sizes, mode="linear", coordinates="half_pixel"))
+    program = checked_program(task, with_vectors(64))
+    assert "upsampled" in program.decisions and "image" not in program.decisions
+
+
 # -- rows put together, rows looked up, rows written behind ------------------------------------------------------------
 
 

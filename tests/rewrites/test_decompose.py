@@ -235,6 +235,28 @@ def test_attention_of_halves_has_its_scores_in_f32() -> None:
     assert after.outputs[0].dtype is DType.BF16
 
 
+@pytest.mark.parametrize("masks", [(), (constant(BOOL_MASK[:2]),), (constant(FLOAT_MASK[:2]),)])
+@pytest.mark.parametrize("heads", [3, 1])
+def test_few_queries_of_halves_transpose_no_keys(masks: tuple[Node, ...], heads: int) -> None:
+    q, k, v = (
+        x_input(2, stack, rows, 8, index=i, dtype=DType.BF16)
+        for i, (stack, rows) in enumerate([(3, 2), (heads, 6), (heads, 6)])
+    )
+    node = apply("attention", q, k, v, *masks, causal=not masks, scale=0.5)
+    before = graph_of(node)
+    after = Decompose(few_queries=2).run(before)
+    verify(after, "decomposed")
+    assert_same_function(before, after, 1e-12)
+    found = ops_of(after)
+    assert "permute" not in found and found.count("matmul") == 1
+    assert "permute" in ops_of(Decompose(few_queries=1).run(before))
+
+
+def test_few_queries_of_f32_are_a_matmul() -> None:
+    after = Decompose(few_queries=8).run(graph_of(attention()))
+    assert ops_of(after).count("matmul") == 2
+
+
 # -- concatenations ---------------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,12 @@ between values of r. Only the first and the last o have neighbours that do not e
         tile[r, :] = value at (o * factor + r)       (r unrolled, o in lanes)
         transpose tile
         out[o * factor + r] = tile
+
+An element is read for several results. If each reading would convert it from 16 bits, whole images are converted once:
+
+    for all axes that select an image:               (the outer ones parallel)
+      image[:] = f32(x)
+      for all other axes: as above, with `image` instead of x
 """
 
 from __future__ import annotations
@@ -15,11 +21,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilewright import te
+from tilewright.dtypes import DType
 from tilewright.hw import CpuMachine
 from tilewright.loops.formula import Formula
 from tilewright.loops.ir import Buffer, Kind, Program, Scope, Stmt, Store, Transpose, block, nest
 from tilewright.loops.tiling import (
     Tiles,
+    extent_of,
     is_streamed,
     lanes_for,
     load_offsets,
@@ -27,9 +35,11 @@ from tilewright.loops.tiling import (
     power_of_two_below,
     with_values,
 )
-from tilewright.te.index import coefficient, simplify
+from tilewright.te.index import bounds, coefficient, simplify
 
 _FACTORS = (2, 3, 4)
+_IMAGE_BYTES = 128 << 10  # the largest converted image: it stays in a core's own caches
+_IMAGES = 16  # the fewest images that are enough for all threads
 
 
 def upsample_program(formula: Formula, machine: CpuMachine) -> Program | None:
@@ -37,16 +47,25 @@ def upsample_program(formula: Formula, machine: CpuMachine) -> Program | None:
     written = next((axis for axis in reversed(formula.axes) if coefficient(formula.store, axis) == 1), None)
     if formula.reductions or written is None or not _bent(load_offsets(formula.value), written):
         return None
+    image = _converted_image(formula, machine)
+    value = _before_narrowing(formula.value)
+    read = value if image is None else image.read(value)
     for factor in _FACTORS:
         length, rest = divmod(written.extent, factor)
         lanes = lanes_for(formula, machine, power_of_two_below(length))
         if rest or length < max(lanes, 3) or lanes <= factor:
             continue
-        phases = [_phase(formula.value, written, factor, number) for number in range(factor)]
+        phases = [_phase(read, written, factor, number) for number in range(factor)]
         found = [phase for phase in phases if phase is not None]
         if len(found) == factor:
-            return _program(formula, machine, written, found, lanes)
+            return _program(formula, machine, written, found, lanes, image)
     return None
+
+
+def _before_narrowing(value: te.Expr) -> te.Expr:
+    """A value that is rounded to 16 bits as it is stored is transposed before: there are fewer instructions for lanes
+    of 16 bits."""
+    return value.value if isinstance(value, te.Cast) and value.dtype.is_half else value
 
 
 def _bent(offsets: list[te.Expr], axis: te.Var) -> bool:
@@ -88,12 +107,80 @@ def _phase(value: te.Expr, axis: te.Var, factor: int, number: int) -> _Phase | N
     return _Phase(at(te.as_index(0)), te.substitute(between, {inner: position + (-1)}), at(last), position)
 
 
+@dataclass(frozen=True)
+class _Image:
+    """A block of the only input, converted to f32 before it is read."""
+
+    source: Buffer
+    begin: te.Expr  # its index in the source
+    axes: tuple[te.Var, ...]  # that `begin` depends on
+    converted: Buffer
+    lanes: int
+
+    def read(self, value: te.Expr) -> te.Expr:
+        """The value with all loads from the block."""
+
+        def replaced(node: te.Expr) -> te.Expr | None:
+            load = _widened(node)
+            return (
+                None if load is None else te.Load(self.converted, (simplify(load.indices[0] - self.begin),))
+            )
+
+        return te.rewrite(value, replaced)
+
+    def convert(self) -> Stmt:
+        tiles, lane = Tiles(te.Var("s", self.converted.size), self.lanes), te.Var("sv", self.lanes)
+        at = tiles.start() + lane
+        element = te.cast(te.Load(self.source, (self.begin + at,)), self.converted.dtype)
+        return nest([(tiles.var, Kind.SERIAL), (lane, Kind.VECTOR)], Store(self.converted, at, element))
+
+
+def _converted_image(formula: Formula, machine: CpuMachine) -> _Image | None:
+    """The block that one index of all axes along which the loads are linear selects; None if it is large, if there are
+    few, or if nothing is converted."""
+    loads = te.loads(formula.value)
+    widened = {_widened(node) for node in te.walk(formula.value)}
+    sources = {load.source for load in loads}
+    if not loads or len(sources) != 1 or not set(loads) <= widened:
+        return None
+    source = loads[0].source
+    assert isinstance(source, Buffer)
+    begin: te.Expr = te.as_index(0)
+    axes: tuple[te.Var, ...] = ()
+    for axis in formula.axes:
+        steps = {coefficient(load.indices[0], axis) for load in loads}
+        step = steps.pop()
+        if step and not steps:
+            begin, axes = begin + axis * step, (*axes, axis)
+    within = [bounds(simplify(load.indices[0] - begin)) for load in loads]
+    if any(low is None or low < 0 or high is None for low, high in within):
+        return None
+    size = 1 + max(high for _, high in within if high is not None)
+    last = bounds(simplify(begin))[1]
+    if last is None or last + size > source.size or 4 * size > _IMAGE_BYTES or extent_of(axes) < _IMAGES:
+        return None
+    converted = Buffer("image", DType.F32, size, Scope.SCRATCH)
+    return _Image(source, begin, axes, converted, min(machine.lanes(DType.F32), power_of_two_below(size)))
+
+
+def _widened(node: te.Expr) -> te.Load | None:
+    """The 16-bit element that a node converts to f32."""
+    if not isinstance(node, te.Cast) or not isinstance(node.value, te.Load):
+        return None
+    return node.value if node.dtype is DType.F32 and node.value.dtype.is_half else None
+
+
 def _program(
-    formula: Formula, machine: CpuMachine, written: te.Var, phases: list[_Phase], lanes: int
+    formula: Formula,
+    machine: CpuMachine,
+    written: te.Var,
+    phases: list[_Phase],
+    lanes: int,
+    image: _Image | None,
 ) -> Program:
     factor, streamed = len(phases), is_streamed(formula, machine)
     tiles = Tiles(phases[0].position, lanes)
-    tile = Buffer("tile", formula.output.dtype, factor * lanes, Scope.REGISTER)
+    tile = Buffer("tile", phases[0].between.dtype, factor * lanes, Scope.REGISTER)
     lane, step = te.Var("v", lanes), te.Var("u", factor)
 
     def transposed(start: te.Expr, *, begins: bool, ends: bool) -> Stmt:
@@ -106,7 +193,8 @@ def _program(
         ]
         element = step * lanes + lane
         index = te.substitute(formula.store, {written: start * factor + element})
-        write = Store(formula.output, index, te.Load(tile, (element,)), streamed)
+        result = te.cast(te.Load(tile, (element,)), formula.output.dtype)
+        write = Store(formula.output, index, result, streamed)
         return block(
             *fill,
             Transpose(tile, factor, lanes, lanes),
@@ -121,7 +209,14 @@ def _program(
     if tiles.count > 1:
         stmts.append(transposed(te.as_index(tiles.axis.extent - lanes), begins=False, ends=True))
     outer = [axis for axis in formula.axes if axis != written]
-    body = parallel_nest(outer, 4 * written.extent, block(*stmts))
     words = f"upsampled: {written.name} {factor} at a time, in vectors of {lanes}"
+    if image is None:
+        body = parallel_nest(outer, 4 * written.extent, block(*stmts))
+    else:
+        within = [axis for axis in outer if axis not in image.axes]
+        rows = nest([(axis, Kind.SERIAL) for axis in within], block(*stmts))
+        work = 4 * written.extent * extent_of(within)
+        body = parallel_nest(image.axes, work, block(image.convert(), rows))
+        words += ", converted image by image"
     words += ", streamed" if streamed else ""
     return Program(formula.name, (*formula.inputs, formula.output), with_values(body, {}), words)

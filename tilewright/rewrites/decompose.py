@@ -7,7 +7,8 @@ conv_transpose(x, w, b)     conv(pad(x) with zeros between its elements, flipped
                             overlap, a matmul over channels and a permute, which multiplies no zeros
 batch_norm                  x * scale + shift
 attention                   matmul(softmax(matmul(q * scale, permute(k)) + mask), v); it stays whole where one kernel
-                            computes it all
+                            computes it all. Few queries of 16-bit types: sum(q * scale * k) instead of the first
+                            matmul, which would transpose all keys for them
 concat(a, b, ...) of many   concat(concat(a, b, ...), ...): of no more operands than one kernel takes, as few of them
                             twice as possible
 """
@@ -40,7 +41,8 @@ class Decompose(Pass):
 
     keeps_attention: bool = False  # if it fits one kernel, which sums in its own order
     # With 16-bit types, attention with at most this many queries is decomposed all the same: the single kernel first
-    # converts all keys and values in scratch memory, which takes longer than the few queries do.
+    # converts all keys and values in scratch memory, which takes longer than the few queries do. Their scores are sums
+    # over rows of keys as they are stored.
     few_queries: int = 0
     keeps_tile_kernels: bool = True  # otherwise their references are inlined
 
@@ -59,7 +61,11 @@ class Decompose(Pass):
             if expand is None or (node.op == "attention" and self._keeps(node)):
                 return None
             node = replace(node, inputs=operands)
-            result = expand(node)
+            result = (
+                expand_attention(node, by_rows=self._has_few_queries(node))
+                if node.op == "attention"
+                else expand(node)
+            )
             if result is None:
                 return None
             expanded[node.op] += 1
@@ -68,8 +74,11 @@ class Decompose(Pass):
         return rebuild(graph, rule)
 
     def _keeps(self, attention: Node) -> bool:
-        few = attention.dtype.is_half and attention.inputs[0].shape[-2] <= self.few_queries
-        return self.keeps_attention and fits_one_kernel(attention) and not few
+        whole = self.keeps_attention and fits_one_kernel(attention)
+        return whole and not self._has_few_queries(attention)
+
+    def _has_few_queries(self, attention: Node) -> bool:
+        return attention.dtype.is_half and attention.inputs[0].shape[-2] <= self.few_queries
 
 
 def _named(result: Node, node: Node) -> Node:
@@ -274,14 +283,23 @@ def expand_batch_norm(node: Node) -> Node:
 # -- attention ----------------------------------------------------------------------------------------------------
 
 
-def expand_attention(node: Node) -> Node:
+def scores_by_rows(query: Node, key: Node) -> Node:
+    """[..., Q, K]: each the sum of a query times a key along their contiguous axis."""
+    *stack, queries, width = query.shape
+    every_query = reshape_to(query, (*stack, queries, 1, width))
+    every_key = reshape_to(key, (*key.shape[:-2], 1, *key.shape[-2:]))
+    product = apply("mul", every_query, every_key)
+    return apply("sum", product, axes=(product.type.rank - 1,), keepdims=False)
+
+
+def expand_attention(node: Node, by_rows: bool = False) -> Node:
     """Scores and softmax are in f32 for 16-bit types, as in PyTorch; the weights are rounded to v's type."""
     query, key, value, *masks = node.inputs
     compute, scale = node.dtype.compute, node.attrs["scale"]
     query, key = (apply("cast", x, dtype=compute) for x in (query, key))
     if scale != 1:
         query = apply("mul", query, scalar(scale, compute))  # the smallest tensor on the path to the scores
-    scores = apply("matmul", query, swap_last(key))
+    scores = scores_by_rows(query, key) if by_rows else apply("matmul", query, swap_last(key))
 
     keep: Node | None = None  # where there is attention; None: everywhere
     added: Node | None = None

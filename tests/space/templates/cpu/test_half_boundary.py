@@ -1,5 +1,5 @@
-"""Tasks at the boundary of a 16-bit model: computed in f32, with a residual that is read and a result that is stored in
-16 bits. Every template that takes such a task computes it; the fast ones of f32 do take it."""
+"""Tasks at the boundary of a 16-bit model: computed in f32, with a residual or an operand that is read and a result
+that is stored in 16 bits. Every template that takes such a task computes it; the fast ones of f32 do take it."""
 
 from __future__ import annotations
 
@@ -46,8 +46,31 @@ KINDS: dict[str, tuple[Made, set[str]]] = {
     "3x3, channels last": (convolution(14, 32, 3, "channels_last"), {"contraction", "winograd"}),
     "3x3, channels first": (convolution(14, 32, 3, "channels_first"), {"contraction_transposed"}),
     "1x1, channels first": (convolution(14, 64, 1, "channels_first"), {"contraction_transposed"}),
-    "depthwise": (convolution(14, 32, 3, "channels_first", groups=32), set()),
+    "depthwise": (convolution(14, 32, 3, "channels_first", groups=32), {"depthwise_channels_first"}),
+    "depthwise, odd": (convolution(9, 7, 3, "channels_first", groups=7), {"depthwise_channels_first"}),
 }
+
+# The templates that convert the operand themselves, at no more than a part of the kernel's time.
+READING = {
+    "matmul": {"contraction"},
+    "3x3, channels last": {"contraction"},
+    "depthwise": {"depthwise_channels_first"},
+    "depthwise, odd": {"depthwise_channels_first"},
+}
+NUMERICS = pytest.mark.parametrize("numerics", ["fast", "strict"])
+
+
+class Widened(Inputs):
+    """Operands that are no constants are of 16 bits, and converted to f32."""
+
+    def __init__(self, dtype: DType) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def __call__(self, *shape: int, dtype: DType = DType.F32, constant: bool = False) -> Node:
+        if constant:
+            return super().__call__(*shape, dtype=dtype, constant=True)
+        return apply("cast", super().__call__(*shape, dtype=self.dtype), dtype=DType.F32)
 
 
 def boundary_task(make: Made, dtype: DType) -> Task:
@@ -72,3 +95,22 @@ def test_every_template_stores_16_bits(kind: str, dtype: DType) -> None:
         assert config is not None
         assert error(applied.program(config), task) <= BOUND[dtype], config
     assert wanted <= taken
+
+
+@NUMERICS
+@pytest.mark.parametrize("dtype", [DType.F16, DType.BF16], ids=lambda dtype: dtype.short)
+@pytest.mark.parametrize("kind", READING)
+def test_the_same_of_an_operand_in_16_bits(kind: str, dtype: DType, numerics: str) -> None:
+    x = Widened(dtype)
+    task = x.task(apply("cast", KINDS[kind][0](x), dtype=dtype))
+    taken = set()
+    for template in TEMPLATES:
+        applied = template.apply(Work(task, host(), numerics))
+        if applied is None:
+            continue
+        taken.add(template.name)
+        for seed in range(3):
+            config = applied.space.sample(Random(seed))
+            assert config is not None
+            assert error(applied.program(config), task, numerics=numerics) <= BOUND[dtype], config
+    assert READING[kind] <= taken

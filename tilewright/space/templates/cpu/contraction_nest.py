@@ -287,7 +287,8 @@ class ContractionNest:
             return self._along(low, high, lambda at: Store(staged.buffer, start + at, outside))
 
         def copied(at: te.Expr) -> Store:
-            return Store(staged.buffer, start + at, self._as_staged(te.Load(load.source, (source + at,))))
+            element = run.copied(te.Load(load.source, (source + at,)))
+            return Store(staged.buffer, start + at, self._as_staged(element))
 
         whole_row = staged.extents[run.first] * inner
         filled = block(*border(0, begin), *self._along(begin, end, copied), *border(end, whole_row))

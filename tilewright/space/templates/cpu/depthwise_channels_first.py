@@ -11,7 +11,8 @@
 A row that is shorter than a vector is written as a whole vector: lanes beyond its end fall on the next row, which is
 written later. The last row is written with shorter vectors.
 
-The zero padding is part of the staged rows and stays there from plane to plane. Neighbours along a row are neighbours
+The zero padding is part of the staged rows and stays there from plane to plane. 16-bit floats are converted to f32 as
+they are staged, and results to 16 bits as they are written. Neighbours along a row are neighbours
 in the staged rows for every stride, so whole vectors are read, at an offset given by the column of the window.
 """
 
@@ -81,7 +82,8 @@ def planes_of(formula: Formula | None) -> PlaneWindow | None:
     body = reduction.body
     if reduction.kind != "sum" or not (isinstance(body, te.Call) and body.op == "mul"):
         return None
-    if len(reduction.axes) != 2 or any(e.dtype is not F32 for e in (body, formula.value)):
+    stored = formula.value.dtype
+    if len(reduction.axes) != 2 or body.dtype is not F32 or not (stored is F32 or stored.is_half):
         return None
     for data, weight in (body.args, body.args[::-1]):
         gemm = _windowed(formula, data, weight)
@@ -238,10 +240,15 @@ class _AppliedPlanes:
         each = shape.rows * shape.vectors
         copied = ceil_div(planes.run.end - planes.run.begin, shape.lanes)
         output = planes.formula.output
-        source = staged * (planes.run.end - planes.run.begin) * 4
+        element = planes.run.load.dtype
+        source = staged * (planes.run.end - planes.run.begin) * element.bytes
+        moved = staged * copied if planes.stride > 1 else 0
+        converted = (staged * copied if element.is_half else 0) + (
+            tiles * each if output.dtype.is_half else 0
+        )
         weights = 0 if shape.kept else self.window
         return Terms(
-            arithmetic=(tiles * each + last) * self.window + (staged * copied if planes.stride > 1 else 0),
+            arithmetic=(tiles * each + last) * self.window + moved + converted,
             loads=tiles * (1.5 * seen + weights) + staged * copied + (strips + last) * self.window,
             stores=tiles * each + last + staged * copied,
             branches=tiles + 2.0 * staged,
@@ -330,9 +337,8 @@ class _PlaneNest:
         length = run.end - run.begin
 
         def source(at: te.Expr | int) -> te.Expr:
-            return te.Load(
-                load.source, (te.substitute(load.indices[0], {column: te.as_index(at) + run.begin}),)
-            )
+            index = te.substitute(load.indices[0], {column: te.as_index(at) + run.begin})
+            return run.copied(te.Load(load.source, (index,)))
 
         def target(number: int, whole: te.Expr | int) -> te.Expr:
             """The index of column `begin + whole * stride + number`."""

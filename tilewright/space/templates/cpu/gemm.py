@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tilewright import te
+from tilewright.dtypes import DType
 from tilewright.loops.formula import Formula, Reduction
 from tilewright.loops.guards import conjuncts
 from tilewright.loops.ir import Buffer
@@ -301,8 +302,9 @@ class StagedOperand:
 
 @dataclass(frozen=True)
 class ContiguousRun:
-    """A value that is a plain copy along its trailing dimensions, from `first` on, which are contiguous in memory. It
-    is `load` while dimension `first` is in [begin, end) and `outer_guard` holds, and `border` elsewhere."""
+    """A value that is a copy along its trailing dimensions, from `first` on, which are contiguous in memory. It is
+    `load` while dimension `first` is in [begin, end) and `outer_guard` holds, and `border` elsewhere. 16-bit floats
+    may be copied to f32."""
 
     first: int
     begin: int
@@ -310,6 +312,10 @@ class ContiguousRun:
     load: te.Load
     outer_guard: te.Expr | None
     border: te.Const
+
+    def copied(self, load: te.Load) -> te.Expr:
+        """An element of the run, in the type of the copy."""
+        return te.cast(load, self.border.dtype)
 
 
 def run_of(value: te.Expr, positions: Sequence[te.Var]) -> ContiguousRun | None:
@@ -320,6 +326,8 @@ def run_of(value: te.Expr, positions: Sequence[te.Var]) -> ContiguousRun | None:
     if isinstance(value, te.Select) and isinstance(value.other, te.Const):
         border = value.other
         conditions, value = conjuncts(value.cond), value.then
+    if isinstance(value, te.Cast) and value.dtype is DType.F32 and value.value.dtype.is_half:
+        value = value.value
     if not isinstance(value, te.Load):
         return None
     form = linear(value.indices[0])

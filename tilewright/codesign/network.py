@@ -206,14 +206,20 @@ class Evaluator:
         return self.design(machine_for(needs(self.network.nests, mappings), self.base, least), mappings)
 
     def mapped(
-        self, machine: GemminiMachine, *, near: Design | None = None, most: int = 50_000_000
+        self,
+        machine: GemminiMachine,
+        *,
+        near: Design | None = None,
+        known: Mappings | None = None,
+        most: int = 50_000_000,
     ) -> Design:
         """The best mapping of each layer on this hardware. The network's EDP is a product of sums: a layer's weights of
-        cycles and energy are those with which the sums fall fastest. `near`: a design with weights that are close."""
+        cycles and energy are those with which the sums fall fastest. `near`: a design with weights that are close.
+        `known`: mappings that may be good here, which saves time."""
         objective = EDP if near is None else _weights(near)
         best: Design | None = None
         for _ in range(_PASSES if near is None else 1):
-            found = self._mapped(machine, objective, most, best or near)
+            found = self._mapped(machine, objective, most, known if best is None else best.mappings)
             if best is not None and found.edp > best.edp * (1.0 - _SETTLED):
                 return min(best, found, key=lambda design: design.edp)
             best, objective = found, _weights(found)
@@ -221,10 +227,12 @@ class Evaluator:
         return best
 
     def _mapped(
-        self, machine: GemminiMachine, objective: Objective, most: int, known: Design | None
+        self, machine: GemminiMachine, objective: Objective, most: int, known: Mappings | None
     ) -> Design:
         best = [
-            self.best_mapping(layer, machine, objective, most, known and known.mappings.take(slice(row, row + 1)))
+            self.best_mapping(
+                layer, machine, objective, most, None if known is None else known.take(slice(row, row + 1))
+            )
             for row, layer in enumerate(self.network.layers)
         ]
         mappings, cycles, energy = zip(*best, strict=True)
@@ -238,8 +246,8 @@ class Evaluator:
         most: int = 50_000_000,
         known: Mappings | None = None,
     ) -> tuple[Mappings, float, float]:
-        """(mapping, cycles, energy): the optimum, sooner with a `known` mapping that is good. With a correction the best of mappings near the optimum and of the
-        library's tiling, by corrected cycles."""
+        """(mapping, cycles, energy): the optimum, sooner with a `known` mapping that is good. With a correction the
+        best of mappings near the optimum and of the library's tiling, by corrected cycles."""
         self.mappings += 1
         if self.correction is None:
             found = best_mapping(layer, machine, objective, model=self.model, most=most, known=known)

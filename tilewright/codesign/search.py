@@ -267,12 +267,23 @@ class _Search:
         if key not in self._tried:
             if self.spent(math.inf):
                 raise _Spent
-            design = self.evaluator.mapped(machine, near=near)
+            design = self.evaluator.mapped(machine, near=near, known=self._known(machine))
             smaller = self.evaluator.smallest(design.mappings)
             self.found.designs += [design, smaller]
             self._tried[key] = min(design, smaller, key=lambda one: one.edp)
             self.report()
         return self._tried[key]
+
+    def _known(self, machine: GemminiMachine) -> Mappings | None:
+        """Mappings that run on a machine, of the most similar one that is nowhere larger."""
+        names = ("dim", "scratchpad", "accumulator_rows")
+        sizes = np.array([getattr(machine, name) for name in names], float)
+        others = [design.machine for design in self._tried.values()]
+        known = np.array([[getattr(other, name) for name in names] for other in others], float)
+        if not others or not (smaller := (known <= sizes).all(axis=1)).any():
+            return None
+        apart = np.where(smaller, np.log(sizes / known).sum(axis=1), math.inf)
+        return list(self._tried.values())[int(apart.argmin())].mappings
 
     def _neighbours(self, design: Design, stride: float, limits: Limits) -> Iterator[GemminiMachine]:
         """First by what the programs say: memories that they use in full may be too small."""

@@ -20,7 +20,8 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ import numpy as np
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that is not installed
 
 from tilewright.codesign.baselines import dosa, randomly_mapped, two_loops
+from tilewright.codesign.bound import EDPBound, least_cycles, least_edp
 from tilewright.codesign.calls import Calls, fit
 from tilewright.codesign.correction import TARGET, Correction, shipped
 from tilewright.codesign.data import Points, read_points
@@ -36,10 +38,11 @@ from tilewright.codesign.library import library_mapping
 from tilewright.codesign.mapping import Hardware, Mappings, check
 from tilewright.codesign.model import Model
 from tilewright.codesign.network import Design, Evaluator, Limits, Network
-from tilewright.codesign.problem import TENSORS, Layer, Nests
+from tilewright.codesign.problem import Layer, Nests
 from tilewright.codesign.search import Budget, Exploration, explore
 from tilewright.errors import MeasuredDataError, TilewrightError
 from tilewright.hw.gemmini import GemminiMachine
+from tilewright.testing.mappings import judged
 
 TEST = "firesim_test_data-analytical.csv"
 TRAINING = "firesim_training_data-firesim_results.csv"
@@ -68,13 +71,6 @@ def machines(points: Points) -> list[GemminiMachine]:
         GemminiMachine(dim=int(dim), scratchpad=int(scratchpad), accumulator=4 * int(accumulator))
         for dim, scratchpad, accumulator in zip(*points.hardware, strict=True)
     ]
-
-
-def least_cycles(layer: Layer, machine: GemminiMachine) -> float:
-    """That no mapping is below: all MACs with as much of the array as its channels fill, and each word moved once."""
-    steps = np.ceil(np.array(layer.extents) / [1, 1, 1, 1, machine.dim, machine.dim, 1]).prod()
-    words = sum(layer.words(tensor) for tensor in TENSORS)
-    return max(float(steps), words / machine.dram_bytes_per_cycle)
 
 
 def mappings(folder: Path) -> list[str]:
@@ -258,21 +254,43 @@ def _row(
     best: float, name: str, design: Design | None, evaluations: int, seconds: float, bounded: int
 ) -> str:
     if design is None:
-        return f"| {name} | none fits | | | | {evaluations:,} | {bounded:,} | {seconds:.0f} |"
+        return f"| {name} | none fits | | | | | {evaluations:,} | {bounded:,} | {seconds:.0f} |"
     machine = design.machine
     sizes = f"{machine.dim}x{machine.dim}, {machine.scratchpad // 1024} + {machine.accumulator // 1024} KiB"
+    again = judged(design)
     return (
-        f"| {name} | {sizes} | {design.area:.2f} | {design.edp:.4g} | {design.edp / best:.2f} | {evaluations:,} |"
-        f" {bounded:,} | {seconds:.0f} |"
+        f"| {name} | {sizes} | {design.area:.2f} | {design.edp:.4g} | {again.cycles * again.microjoules:.4g} |"
+        f" {design.edp / best:.3f} | {evaluations:,} | {bounded:,} | {seconds:.0f} |"
     )
 
 
-def network_lines(name: str, network: Network, budget: Budget, seed: int, known: int) -> list[str]:
+def _gap_lines(bound: EDPBound, ours: Design, theirs: Design | None) -> list[str]:
+    lines = [
+        f"No design has an EDP below {bound.edp:.4g}: {bound.cycles:,.0f} cycles of compulsory work, times"
+        f" {bound.microjoules:,.1f} µJ, the least energy over all hardware. This search is"
+        f" {ours.edp / bound.edp - 1.0:.1%} above it."
+    ]
+    if theirs is not None:
+        closed = (theirs.edp - ours.edp) / (theirs.edp - bound.edp)
+        lines.append(
+            f"DOSA's is {theirs.edp / bound.edp:.3f} times the bound, so that no search can be better than it by more;"
+            f" this one is better by {theirs.edp / ours.edp:.3f}, and closes {closed:.1%} of the gap."
+        )
+    return [*lines, ""]
+
+
+def network_lines(
+    name: str, network: Network, budget: Budget, seed: int, known: int, cells: int
+) -> list[str]:
     free, small = Limits(), Limits(area=DEFAULT.area)
     results: list[tuple[str, Design | None, int, float, int]] = []
 
+    began = time.process_time()
+
     def add(label: str, found: Exploration) -> None:
-        results.append((label, found.best, found.evaluations, found.seconds, found.bounded))
+        nonlocal began
+        results.append((label, found.best, found.evaluations, time.process_time() - began, found.bounded))
+        began = time.process_time()
 
     add("this search", explore(network, budget, limits=free, seed=seed))
     add("this search, area of the default Gemmini", explore(network, budget, limits=small, seed=seed))
@@ -281,39 +299,51 @@ def network_lines(name: str, network: Network, budget: Budget, seed: int, known:
         runs = [explore(network, longer, limits=free, seed=seed + 1 + run) for run in range(2)]
         add(f"best known: {known} times the evaluations, two seeds", min(runs, key=lambda run: run.best.edp))
     for label in ("DOSA, re-implemented", "bayesian", "annealing", "random"):
-        evaluator, began = Evaluator(network, DEFAULT), time.monotonic()
+        evaluator, began = Evaluator(network, DEFAULT), time.process_time()
         equal = Budget(evaluations=budget.evaluations)
         if label.startswith("DOSA"):
             design = dosa(evaluator, free, equal, seed=seed)
         else:
             design = two_loops(evaluator, free, equal, label, seed=seed)
-        results.append((label, design, evaluator.evaluations, time.monotonic() - began, 0))
+        results.append((label, design, evaluator.evaluations, time.process_time() - began, 0))
     library = Evaluator(network, DEFAULT).design(
         DEFAULT, Mappings.joined([library_mapping(layer, DEFAULT) for layer in network.layers])
     )
     results.append(("default Gemmini, library's tiling", library, 1, 0.0, 0))
-    exact, began = Evaluator(network, DEFAULT), time.monotonic()
+    exact, began = Evaluator(network, DEFAULT), time.process_time()
     mapped = exact.mapped(DEFAULT)
-    seconds = time.monotonic() - began
+    seconds = time.process_time() - began
     results.append(("default Gemmini, exact mapper", mapped, exact.evaluations, seconds, exact.bounded))
     best = results[0][1]
     assert best is not None
-    return [*_head(name, network), *(_row(best.edp, *result) for result in results), ""]
+    bound = least_edp(network, DEFAULT, cells=cells)
+    theirs = next(design for label, design, *_ in results if label.startswith("DOSA"))
+    return [
+        *_head(name, network),
+        *(_row(best.edp, *result) for result in results),
+        "",
+        *_gap_lines(bound, best, theirs),
+    ]
 
 
 def ablation_lines(name: str, network: Network, budget: Budget, seed: int) -> list[str]:
     """The search without one of its parts, with the same number of evaluations."""
     results: list[tuple[str, Design | None, int, float, int]] = []
 
+    began = time.process_time()
+
     def add(label: str, found: Exploration, design: Design | None = None) -> None:
-        results.append((label, design or found.best, found.evaluations, found.seconds, found.bounded))
+        nonlocal began
+        seconds = time.process_time() - began
+        results.append((label, design or found.best, found.evaluations, seconds, found.bounded))
+        began = time.process_time()
 
     add("one loop over hardware and programs", explore(network, budget, seed=seed))
     add("without importance of layers", explore(network, budget, seed=seed, importance=False))
     add("two loops: random hardware, exact mapper", explore(network, budget, seed=seed, descend=False))
-    evaluator, began = Evaluator(network, DEFAULT), time.monotonic()
+    evaluator = Evaluator(network, DEFAULT)
     design = two_loops(evaluator, Limits(), Budget(evaluations=budget.evaluations), "bayesian", seed=seed)
-    seconds = time.monotonic() - began
+    seconds = time.process_time() - began
     results.append(
         ("two loops: Bayesian hardware, random mappings", design, evaluator.evaluations, seconds, 0)
     )
@@ -342,9 +372,21 @@ def _head(name: str, network: Network) -> list[str]:
     return [
         f"### {name}: {len(network)} layers, {network.macs / 1e9:.2f} GMACs",
         "",
-        "| search | array, scratchpad + accumulator | mm² | EDP (µJ·cycles) | to this search | evaluations | bounds |"
-        " seconds |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| search | array, scratchpad + accumulator | mm² | EDP (µJ·cycles) | by running the loops | to this search |"
+        " evaluations | bounds | seconds |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+
+
+def _document_head() -> list[str]:
+    return [
+        "# Co-design: mappings and designs",
+        "",
+        f"`python benchmarks/codesign_search.py {' '.join(sys.argv[1:])}` on {platform.machine()} with {os.cpu_count()}"
+        f" cores (load {os.getloadavg()[0]:.1f} at the start), Python {platform.python_version()}, NumPy"
+        f" {np.__version__}. Costs by the analytical model, where a table says nothing else. Seconds are CPU time of"
+        " a machine that may be busy; all else depends on the number of evaluations alone.",
+        "",
     ]
 
 
@@ -365,40 +407,40 @@ def main() -> int:
     parser.add_argument(
         "--best-known", type=int, default=0, metavar="TIMES", help="also search this many times as long"
     )
+    parser.add_argument(
+        "--cells", type=int, default=64, help="of memory sizes, for the bound over all hardware"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--markdown", type=Path, help="also write the tables there")
+    parser.add_argument("--markdown", type=Path, help="also write the tables there, one after the other")
     arguments = parser.parse_args()
-    lines = [
-        "# Co-design: mappings and designs",
-        "",
-        f"`python benchmarks/codesign_search.py {' '.join(sys.argv[1:])}` on {platform.machine()} with {os.cpu_count()}"
-        f" cores (load {os.getloadavg()[0]:.1f} at the start), Python {platform.python_version()}, NumPy"
-        f" {np.__version__}. Costs by the analytical model, where a table says nothing else.",
-        "",
-    ]
+    sections: list[Callable[[], list[str]]] = []
+    if arguments.mappings:
+        sections.append(lambda: mappings(arguments.data))
+    if arguments.correction:
+        sections.append(lambda: correction(arguments.data, arguments.write))
+    budget = Budget(arguments.seconds, arguments.evaluations)
     try:
-        if arguments.mappings:
-            lines += mappings(arguments.data)
-        if arguments.correction:
-            lines += correction(arguments.data, arguments.write)
         wanted = [*arguments.networks, *arguments.ablations]
         known = networks(arguments.data) if wanted else {}
         if absent := [name for name in wanted if name not in known]:
             raise MeasuredDataError(f"workloads.json has no network {absent[0]!r}; it has {', '.join(known)}")
-        budget = Budget(arguments.seconds, arguments.evaluations)
         for name in arguments.networks:
-            lines += network_lines(name, known[name], budget, arguments.seed, arguments.best_known)
-            print("\n".join(lines[-14:]), file=sys.stderr, flush=True)
-        for name in arguments.ablations:
-            lines += ablation_lines(name, known[name], budget, arguments.seed)
-            print("\n".join(lines[-16:]), file=sys.stderr, flush=True)
+            options = arguments.seed, arguments.best_known, arguments.cells
+            sections.append(partial(network_lines, name, known[name], budget, *options))
+        sections += [
+            partial(ablation_lines, name, known[name], budget, arguments.seed) for name in arguments.ablations
+        ]
+        lines = _document_head()
+        for section in sections:
+            lines += section()
+            # What is finished is kept if the rest is ended.
+            if arguments.markdown:
+                arguments.markdown.write_text("\n".join([*lines, ""]))
+            print(f"{len(lines)} lines, {time.process_time():.0f} s of CPU time", file=sys.stderr, flush=True)
     except TilewrightError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    text = "\n".join([*lines, ""])
-    print(text)
-    if arguments.markdown:
-        arguments.markdown.write_text(text)
+    print("\n".join([*lines, ""]))
     return 0
 
 

@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tilewright.codesign.mapping import DRAM_ORDERS, Mappings, orders
+from tilewright.codesign.mapping import DRAM_ORDERS, Hardware, Mappings, fits, orders
 from tilewright.codesign.model import Model
-from tilewright.codesign.problem import LOOPS, C, K, Layer, N, P, Q, R, S
+from tilewright.codesign.problem import LOOPS, C, K, Layer, N, Nests, P, Q, R, S
 from tilewright.hw.gemmini import KIB, GemminiMachine
 
 # Columns of a table. The first three are limited by the hardware; all are products over the groups.
@@ -84,7 +84,6 @@ class Best:
     value: float  # of the objective
     bound: float
     visited: int  # complete and partial mappings that were bounded
-    order: str
 
     @property
     def proven(self) -> bool:
@@ -136,10 +135,14 @@ def best_mapping(
     *,
     model: Model | None = None,
     most: int = 50_000_000,
+    known: Mappings | None = None,
 ) -> Best:
     """The mapping of a layer with the least objective, found by branch and bound. After `most` partial mappings the
-    search stops, and returns the best mapping so far with a lower bound."""
+    search stops, and returns the best mapping so far with a lower bound. `known`: a mapping of the layer that may be
+    good here, which saves time."""
     search = _Search(layer, machine, objective, model or Model.of(machine), most)
+    if known is not None:
+        search.begin(known)
     return search.run()
 
 
@@ -158,7 +161,7 @@ def near_optimal(
     search = _Search(layer, machine, objective, model or Model.of(machine), most)
     found = [search.run().mapping]
     search.near, search.slack = found, within
-    for _, case, groups in search.problems():
+    for case, groups in search.problems():
         search.expand(case, groups, beam=_NEAR_BEAM)
     return Mappings.joined(found), search.visited
 
@@ -182,14 +185,12 @@ def coverings(extent: int, parts: int, first: int = 0) -> np.ndarray:
 def _undominated(table: np.ndarray) -> np.ndarray:
     """Indices of rows such that no other row is at most as large in every column; of equal rows the first."""
     order = np.lexsort((*table.T, table.sum(axis=1)))
-    left = table[order]
+    left = table[order][:, (table != table[0]).any(axis=0)]
     kept: list[int] = []
-    alive = np.ones(len(left), bool)
-    for row in range(len(left)):
-        if not alive[row]:
-            continue
-        kept.append(int(order[row]))
-        alive[row:] &= (left[row:] < left[row] * (1.0 - _SLACK)).any(axis=1)
+    while len(order):
+        kept.append(int(order[0]))
+        alive = (left < left[0] * (1.0 - _SLACK)).any(axis=1)
+        order, left = order[alive], left[alive]
     return np.array(kept, int)
 
 
@@ -228,6 +229,41 @@ def _options(
         _count_window(case, loops, factors, stride, dilation, table)
     kept = _undominated(table)
     return _Group(loops, table[kept], factors[kept])
+
+
+class _Problems(NamedTuple):
+    cases: tuple[tuple[_Case, tuple[_Group, ...]], ...]
+    least: np.ndarray  # [cases, _WIDTH]: each column's least, of mappings that need not fit
+
+
+@lru_cache(maxsize=1 << 13)
+def _problems(
+    extents: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...], dim: int, sliding: bool
+) -> _Problems:
+    """All cases of such layers, for memories of any size."""
+    cases = []
+    for case in _CASES:
+        groups = []
+        for loops in _GROUPS:
+            axis, window = int(loops[0] == Q), len(loops) == 2
+            own = case._replace(
+                order="",
+                scratchpad="".join(name for name in case.scratchpad if LOOPS.index(name) in loops),
+                slides=case.slides if sliding and case.slides in loops else None,
+            )
+            groups.append(
+                _options(
+                    loops,
+                    tuple(extents[loop] for loop in loops),
+                    stride[axis] if window else 1,
+                    dilation[axis] if window else 1,
+                    dim if loops[0] in (C, K) else 0,
+                    own,
+                )
+            )
+        cases.append((case, tuple(groups)))
+    least = [math.prod(group.table.min(axis=0) for group in groups) for _, groups in cases]
+    return _Problems(tuple(cases), np.array(least))
 
 
 def _loop_factors(case: _Case, loop: int, extent: int, dim: int) -> np.ndarray:
@@ -283,6 +319,13 @@ def _count_window(
     table[:, _INPUTS] *= words
 
 
+class _Found(NamedTuple):
+    value: float  # of the objective
+    cycles: float
+    microjoules: float
+    mapping: Mappings
+
+
 @dataclass
 class _Search:
     layer: Layer
@@ -291,54 +334,58 @@ class _Search:
     model: Model
     most: int
     visited: int = 0
-    best: tuple[float, float, float, _Case, np.ndarray] | None = None
+    best: _Found | None = None
     near: list[Mappings] | None = None  # where complete mappings are collected
     slack: float = 0.0  # how far above the best a mapping may be
 
-    def problems(self) -> list[tuple[float, _Case, list[_Group]]]:
-        """Cases with mappings that may fit, with a bound of each, by it."""
-        problems = []
-        for case in _CASES:
-            groups = self._groups(case)
-            if all(len(group.table) for group in groups):
-                bound = float(self._values(math.prod(group.table.min(axis=0) for group in groups)[None])[0])
-                problems.append((bound, case, groups))
-        return sorted(problems, key=lambda problem: problem[0])
+    def begin(self, known: Mappings) -> None:
+        """Look only for what is better than a mapping, if it fits."""
+        nests, hardware = Nests.of([self.layer]), Hardware.of([self.machine])
+        if not fits(nests, known, hardware)[0]:
+            return
+        found = self.model.estimate(nests, known, hardware)
+        cycles, energy = found.cycles.value, found.microjoules.value
+        value = float(self.objective.of(cycles, energy)[0])
+        self.best = _Found(value, float(cycles[0]), float(energy[0]), known)
+
+    def problems(self) -> Iterator[tuple[_Case, list[_Group]]]:
+        """Cases with mappings that fit and may be better than the best at that time, the one with the least bound
+        first."""
+        layer = self.layer
+        cases, least = _problems(
+            layer.extents, layer.stride, layer.dilation, self.machine.dim, self.model.sliding
+        )
+        bounds = self._values(least)
+        for index in np.argsort(bounds, kind="stable"):
+            if bounds[index] >= self._enough:
+                return
+            case, groups = cases[index]
+            fitting = [self._fitting(group) for group in groups]
+            if all(len(group.table) for group in fitting):
+                bound = self._values(math.prod(group.table.min(axis=0) for group in fitting)[None])[0]
+                if bound < self._enough:
+                    yield case, fitting
+
+    @property
+    def _enough(self) -> float:
+        """What cannot be below this is not looked at."""
+        return math.inf if self.best is None else self.best.value * (1.0 + self.slack) * (1.0 - 1e-9)
 
     def run(self) -> Best:
-        problems = self.problems()
-        for _, case, groups in problems:
+        for case, groups in self.problems():
             self.expand(case, groups, beam=_BEAM)
         unseen = math.inf
-        for _, case, groups in problems:
+        for case, groups in self.problems():
             unseen = min(unseen, self.expand(case, groups))
         # One word of each tensor fits every machine that there is.
         assert self.best is not None, (self.layer, self.machine)
-        value, cycles, energy, case, factors = self.best
-        mapping = _mappings(case, factors[None])
-        return Best(mapping, cycles, energy, value, min(value, unseen), self.visited, case.order)
+        value, cycles, energy, mapping = self.best
+        return Best(mapping, cycles, energy, value, min(value, unseen), self.visited)
 
-    def _groups(self, case: _Case) -> list[_Group]:
-        return [self._group(case, loops) for loops in _GROUPS]
-
-    def _group(self, case: _Case, loops: tuple[int, ...]) -> _Group:
-        """The options of a group that fit."""
-        layer, axis = self.layer, int(loops[0] == Q)
-        window = len(loops) == 2
-        found = _options(
-            loops,
-            tuple(layer.extents[loop] for loop in loops),
-            layer.stride[axis] if window else 1,
-            layer.dilation[axis] if window else 1,
-            self.machine.dim if loops[0] in (C, K) else 0,
-            case._replace(
-                order="",
-                scratchpad="".join(name for name in case.scratchpad if LOOPS.index(name) in loops),
-                slides=case.slides if self.model.sliding and case.slides in loops else None,
-            ),
-        )
-        fits = self._fits(found.table)
-        return found if fits.all() else _Group(loops, found.table[fits], found.factors[fits])
+    def _fitting(self, group: _Group) -> _Group:
+        """Its options that fit."""
+        fits = self._fits(group.table)
+        return group if fits.all() else _Group(group.loops, group.table[fits], group.factors[fits])
 
     # -- cost -----------------------------------------------------------------------------------------------------
 
@@ -419,7 +466,7 @@ class _Search:
                 continue
             bounds = self._values(optimistic[alive])
             if self.best is not None:
-                better = bounds < self.best[0] * (1.0 + self.slack) * (1.0 - 1e-9)
+                better = bounds < self._enough
                 alive, bounds = alive[better], bounds[better]
             # Of complete mappings only the best counts: nothing is left that could change their order.
             width = 1 if depth + 1 == len(groups) and self.near is None else beam
@@ -438,9 +485,9 @@ class _Search:
             self.near.append(_mappings(case, _factors(groups, chosen)))
         values = self.objective.of(cycles, energy)
         first = int(values.argmin())
-        if self.best is None or values[first] < self.best[0]:
-            factors = _factors(groups, chosen[first : first + 1])[0]
-            self.best = (float(values[first]), float(cycles[first]), float(energy[first]), case, factors)
+        if self.best is None or values[first] < self.best.value:
+            mapping = _mappings(case, _factors(groups, chosen[first : first + 1]))
+            self.best = _Found(float(values[first]), float(cycles[first]), float(energy[first]), mapping)
 
 
 def _factors(groups: Sequence[_Group], chosen: np.ndarray) -> np.ndarray:

@@ -1,8 +1,9 @@
 """The tiling that Gemmini's own software library chooses, as a mapping: what a user has without any search.
 
 The library keeps two tiles in each memory, so that one is loaded while the other is used: a tile has half of it.
-Matmuls begin with square tiles of outputs and grow; convolutions begin with the whole layer and shrink the largest
-extent until it fits, then grow what still can. Reductions are DRAM's innermost loops. It is a re-implementation of
+Matmuls begin with square tiles of outputs and grow, in whole blocks of the array's side; convolutions begin with the
+whole layer and shrink the largest extent until it fits, then grow what still can. A window of inputs is reserved with
+a whole stride for its last pixel, too. Reductions are DRAM's innermost loops. It is a re-implementation of
 `tiled_matmul_auto` and `tiled_conv_auto` of Gemmini's header.
 """
 
@@ -21,7 +22,7 @@ _SHRUNK = (N, Q, P, K, S, R, C)  # of equally large extents the first
 
 
 def library_tile(layer: Layer, machine: GemminiMachine) -> tuple[int, ...]:
-    """The iterations of each loop in one tile."""
+    """The iterations of each loop in one tile. Those of a matmul may be more than the layer has."""
     if all(layer.extents[loop] == 1 for loop in (R, S, Q, N)) and layer.stride == (1, 1):
         return _matmul_tile(layer, machine)
     return _convolution_tile(layer, machine)
@@ -29,9 +30,9 @@ def library_tile(layer: Layer, machine: GemminiMachine) -> tuple[int, ...]:
 
 def library_mapping(layer: Layer, machine: GemminiMachine) -> Mappings:
     """The library's mapping of a layer, as one row."""
-    tile = library_tile(layer, machine)
+    tile = [min(pair) for pair in zip(library_tile(layer, machine), layer.extents, strict=True)]
     factors = np.ones((1, len(LEVELS), len(LOOPS)))
-    spatial = {loop: min(machine.dim, layer.extents[loop], tile[loop]) for loop in (C, K)}
+    spatial = {loop: min(machine.dim, tile[loop]) for loop in (C, K)}
     for loop, size in enumerate(tile):
         inner = math.ceil(size / spatial.get(loop, 1))
         factors[0, 0 if loop in (P, Q, N) else ACCUMULATOR, loop] = inner
@@ -46,7 +47,7 @@ def _matmul_tile(layer: Layer, machine: GemminiMachine) -> tuple[int, ...]:
     blocks = [math.ceil(layer.extents[loop] / dim) for loop in (P, K, C)]
     side = max(1, math.isqrt(accumulator))
     rows, columns = min(blocks[0], side), min(blocks[1], side)
-    depth = min(blocks[2], max(1, scratchpad // side))
+    depth = min(blocks[2], max(1, scratchpad // 2 // side))  # half of it for each operand
 
     def fits(rows: int, columns: int, depth: int) -> bool:
         return rows * columns <= accumulator and (rows + columns) * depth <= scratchpad
@@ -64,7 +65,7 @@ def _matmul_tile(layer: Layer, machine: GemminiMachine) -> tuple[int, ...]:
         depth -= 1
     tile = [1] * len(LOOPS)
     for loop, count in ((P, rows), (K, columns), (C, depth)):
-        tile[loop] = min(layer.extents[loop], count * dim)
+        tile[loop] = count * dim
     return tuple(tile)
 
 
@@ -75,7 +76,7 @@ def _convolution_tile(layer: Layer, machine: GemminiMachine) -> tuple[int, ...]:
 
     def fits(tile: list[int]) -> bool:
         width, height = (
-            (tile[out] - 1) * layer.stride[axis] + (tile[tap] - 1) * layer.dilation[axis] + 1
+            tile[out] * layer.stride[axis] + (tile[tap] - 1) * layer.dilation[axis]
             for axis, (out, tap) in enumerate(((P, R), (Q, S)))
         )
         inputs = math.ceil(tile[C] / dim) * tile[N] * width * height

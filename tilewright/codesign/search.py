@@ -2,6 +2,8 @@
 
     descent          many starts at once over all layers' mappings and the hardware, by derivatives (descent.py)
     exact mapping    each layer's best mapping, proven, on the hardware that a start ended at (exact.py)
+    memories         the same for memories of all sizes, with the arrays that the starts ended at: a descent moves a
+                     memory by what its tiles gain nearby, and tiles that are better in all layers may be far away
     local search     neighbours of the best hardware, mapped exactly; memories shrink to what the mappings use
     front            the same below smaller areas
 
@@ -14,9 +16,11 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 import numpy as np
 
+from tilewright.codesign.bound import edp_floor
 from tilewright.codesign.correction import Correction
 from tilewright.codesign.descent import Descent
 from tilewright.codesign.library import library_mapping
@@ -27,8 +31,13 @@ from tilewright.hw.gemmini import KIB, MEMORY_RANGE, GemminiMachine
 
 STARTS, STEPS = 8, 120
 _DESCENT_SHARE = 0.3  # of the time and of the evaluations, at most, for the descent
+_SCAN_SHARE = 0.55  # of the budget, after which no further sizes of memories are tried
 _FRONT_SHARE = 0.25  # of the time, for smaller areas
 _FRONT_AREAS = tuple(2.0**-power for power in range(1, 6))  # of the best design's
+# Sizes in KiB, coarse ones first, so that a scan that is ended early has seen all of the plane.
+_SIZES = ((64, 512, 8, 4096), (256, 16, 1024, 2048), (32, 128, 4, 2))
+_SCANNED_ARRAYS = 2
+_CLIMBS = 6  # from so many designs
 _STRIDES = (4.0, 2.0, 1.6, 1.25, 1.1)  # factors by which the local search changes a parameter
 
 
@@ -115,6 +124,7 @@ def explore(
             search.first()
             rng = np.random.default_rng(seed)
             search.descend(rng, starts, steps, importance) if descend else search.scatter(rng, starts)
+            search.scan(limits, _SCAN_SHARE)
             search.climb_all(limits, 1.0 - _FRONT_SHARE)
             for share in _FRONT_AREAS:
                 area = max(limits.smallest_area, share * search.found.best.area)
@@ -125,6 +135,21 @@ def explore(
         search.found.interrupted = True
     search.finish()
     return search.found
+
+
+def _memories() -> Iterator[tuple[int, int]]:
+    """(scratchpad, accumulator) in KiB."""
+    for level in range(len(_SIZES)):
+        known = [size for sizes in _SIZES[:level] for size in sizes]
+        for scratchpad, accumulator in product([*known, *_SIZES[level]], repeat=2):
+            if scratchpad not in known or accumulator not in known:
+                yield scratchpad, accumulator
+
+
+def _apart(one: GemminiMachine, other: GemminiMachine) -> bool:
+    """Whether a climb from one is likely to see other hardware than one from the other."""
+    sizes = ((one.scratchpad, other.scratchpad), (one.accumulator, other.accumulator), (one.dim, other.dim))
+    return any(max(pair) >= 1.5 * min(pair) for pair in sizes)
 
 
 class _Spent(Exception):
@@ -193,12 +218,36 @@ class _Search:
             )
             self.map(self._admissible(machine, self.limits))
 
+    def scan(self, limits: Limits, share: float) -> None:
+        """Memories of all sizes for the best arrays so far, but for those that no mapping can make better."""
+        if not self._tried:
+            return
+        self._stage = "memories"
+        ranked = sorted(self._tried.values(), key=lambda design: design.edp)
+        dims = list(dict.fromkeys(design.machine.dim for design in ranked))[:_SCANNED_ARRAYS]
+        for dim in dims:
+            for scratchpad, accumulator in _memories():
+                machine = replace(
+                    self.evaluator.base, dim=dim, scratchpad=scratchpad * KIB, accumulator=accumulator * KIB
+                )
+                best = min(self.found.designs, key=lambda design: design.edp)
+                if not limits.admit(machine) or edp_floor(self.evaluator.network, machine) >= best.edp:
+                    continue
+                if self.spent(share):
+                    return
+                self.map(machine, best)
+
     def climb_all(self, limits: Limits, share: float) -> None:
-        """From the best design, and then from what each other start ended at: there are several local optima."""
+        """From the best design, and then from others whose memories have other sizes: there are several local
+        optima."""
         begun = sorted(self._tried.values(), key=lambda design: design.edp)
         self.climb("local search", limits, share)
+        climbed = begun[:1]
         for design in begun[1:]:
-            if not self.spent(share):
+            if self.spent(share) or len(climbed) == _CLIMBS:
+                return
+            if all(_apart(design.machine, other.machine) for other in climbed):
+                climbed.append(design)
                 self.climb("local search", limits, share, design)
 
     def climb(self, stage: str, limits: Limits, share: float, begin: Design | None = None) -> None:
@@ -216,6 +265,8 @@ class _Search:
                 for machine in self._neighbours(best, stride, limits):
                     if self.spent(share):
                         return
+                    if best.within(limits) and edp_floor(self.evaluator.network, machine) >= best.edp:
+                        continue
                     found = self.map(machine, best)
                     if found.within(limits) and (found.edp < best.edp or not best.within(limits)):
                         best, better = found, True
@@ -227,12 +278,23 @@ class _Search:
         if key not in self._tried:
             if self.spent(math.inf):
                 raise _Spent
-            design = self.evaluator.mapped(machine, near=near)
+            design = self.evaluator.mapped(machine, near=near, known=self._known(machine))
             smaller = self.evaluator.smallest(design.mappings)
             self.found.designs += [design, smaller]
             self._tried[key] = min(design, smaller, key=lambda one: one.edp)
             self.report()
         return self._tried[key]
+
+    def _known(self, machine: GemminiMachine) -> Mappings | None:
+        """Mappings that run on a machine, of the most similar one that is nowhere larger."""
+        names = ("dim", "scratchpad", "accumulator_rows")
+        sizes = np.array([getattr(machine, name) for name in names], float)
+        others = [design.machine for design in self._tried.values()]
+        known = np.array([[getattr(other, name) for name in names] for other in others], float)
+        if not others or not (smaller := (known <= sizes).all(axis=1)).any():
+            return None
+        apart = np.where(smaller, np.log(sizes / known).sum(axis=1), math.inf)
+        return list(self._tried.values())[int(apart.argmin())].mappings
 
     def _neighbours(self, design: Design, stride: float, limits: Limits) -> Iterator[GemminiMachine]:
         """Neighbouring machines. Start with memories that the mappings fill: they may be too small."""

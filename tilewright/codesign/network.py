@@ -246,8 +246,8 @@ class Evaluator:
         most: int = 50_000_000,
         known: Mappings | None = None,
     ) -> tuple[Mappings, float, float]:
-        """(mapping, cycles, energy) of the optimum, sooner with a `known` mapping that is good. With a correction: of the
-        best, by corrected cycles, among mappings near the optimum and the library's tiling."""
+        """(mapping, cycles, energy) of the optimum, sooner with a `known` mapping that is good. With a correction: of
+        the best, by corrected cycles, among mappings near the optimum and the library's tiling."""
         self.mappings += 1
         if self.correction is None:
             found = best_mapping(layer, machine, objective, model=self.model, most=most, known=known)

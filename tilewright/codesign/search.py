@@ -146,7 +146,7 @@ def _memories() -> Iterator[tuple[int, int]]:
                 yield scratchpad, accumulator
 
 
-def _apart(one: GemminiMachine, other: GemminiMachine) -> bool:
+def _far_from(one: GemminiMachine, other: GemminiMachine) -> bool:
     """Whether a climb from one is likely to see other hardware than one from the other."""
     sizes = ((one.scratchpad, other.scratchpad), (one.accumulator, other.accumulator), (one.dim, other.dim))
     return any(max(pair) >= 1.5 * min(pair) for pair in sizes)
@@ -246,7 +246,7 @@ class _Search:
         for design in begun[1:]:
             if self.spent(share) or len(climbed) == _CLIMBS:
                 return
-            if all(_apart(design.machine, other.machine) for other in climbed):
+            if all(_far_from(design.machine, other.machine) for other in climbed):
                 climbed.append(design)
                 self.climb("local search", limits, share, design)
 
@@ -293,8 +293,8 @@ class _Search:
         known = np.array([[getattr(other, name) for name in names] for other in others], float)
         if not others or not (smaller := (known <= sizes).all(axis=1)).any():
             return None
-        apart = np.where(smaller, np.log(sizes / known).sum(axis=1), math.inf)
-        return list(self._tried.values())[int(apart.argmin())].mappings
+        distances = np.where(smaller, np.log(sizes / known).sum(axis=1), math.inf)
+        return list(self._tried.values())[int(distances.argmin())].mappings
 
     def _neighbours(self, design: Design, stride: float, limits: Limits) -> Iterator[GemminiMachine]:
         """Neighbouring machines. Start with memories that the mappings fill: they may be too small."""

@@ -34,7 +34,7 @@ class _Loop(NamedTuple):
 
 
 def judged(design: Design) -> Cost:
-    """Of the whole network."""
+    """The cost of the whole network."""
     costs = [
         cost(layer, design.mappings, row, design.machine) for row, layer in enumerate(design.network.layers)
     ]
@@ -43,7 +43,7 @@ def judged(design: Design) -> Cost:
 
 
 def cost(layer: Layer, mappings: Mappings, index: int, machine: GemminiMachine) -> Cost:
-    """Of one run of a layer, by the mapping of that index."""
+    """The cost of one run of a layer, by the mapping of that index."""
     factors = mappings.factors[index].astype(int)
     rows, columns = int(mappings.rows[index]), int(mappings.columns[index])
     macs = int(factors.prod()) * rows * columns
@@ -75,8 +75,8 @@ def cost(layer: Layer, mappings: Mappings, index: int, machine: GemminiMachine) 
 def fetched(mappings: Mappings, index: int, tensor: str, level: int) -> int:
     """How often the tile below a level changes when the loops of this level and above run."""
     loops = _loops(mappings, index, level)
-    moving = [column for column, each in enumerate(loops) if each.loop in RELEVANT[tensor]]
-    return _moved(loops, lambda steps: (steps[:, moving] != 0).any(axis=1).astype(int), 1)
+    relevant = [column for column, each in enumerate(loops) if each.loop in RELEVANT[tensor]]
+    return _moved(loops, lambda steps: (steps[:, relevant] != 0).any(axis=1).astype(int), 1)
 
 
 def fetched_inputs(layer: Layer, mappings: Mappings, index: int) -> int:
@@ -84,10 +84,10 @@ def fetched_inputs(layer: Layer, mappings: Mappings, index: int) -> int:
     loops = _loops(mappings, index, DRAM)
     tile = _sizes(mappings, index, SCRATCHPAD)
     extents, scales = [], []
-    for axis, (out, tap) in enumerate(((P, R), (Q, S))):
+    for axis, (out, kernel) in enumerate(((P, R), (Q, S))):
         stride, dilation = layer.stride[axis], layer.dilation[axis]
-        extents.append((tile[out] - 1) * stride + (tile[tap] - 1) * dilation + 1)
-        scales.append([each.step * {out: stride, tap: dilation}.get(each.loop, 0) for each in loops])
+        extents.append((tile[out] - 1) * stride + (tile[kernel] - 1) * dilation + 1)
+        scales.append([each.step * {out: stride, kernel: dilation}.get(each.loop, 0) for each in loops])
     channels = tile[C] * tile[N]
     others = [column for column, each in enumerate(loops) if each.loop in (C, N) or column + 1 < len(loops)]
 

@@ -21,7 +21,7 @@ _SHRUNK = (N, Q, P, K, S, R, C)  # of equally large extents the first
 
 
 def library_tile(layer: Layer, machine: GemminiMachine) -> tuple[int, ...]:
-    """The iterations of each loop in one tile."""
+    """The iterations of each loop in one tile of Gemmini's library."""
     if all(layer.extents[loop] == 1 for loop in (R, S, Q, N)) and layer.stride == (1, 1):
         return _matmul_tile(layer, machine)
     return _convolution_tile(layer, machine)

@@ -63,7 +63,7 @@ _AHEAD = 2
 
 @dataclass
 class DeviceUse:
-    """What one device did for a run: the number of trials, and the seconds it was busy with trials and races."""
+    """The use of one device in a run: the number of trials, and the seconds it was busy with trials and races."""
 
     trials: int = 0
     seconds: float = 0.0

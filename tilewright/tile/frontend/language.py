@@ -121,7 +121,7 @@ def reshape(b: Builder, x: Any, *shape: Any) -> Value:
 
 @builtin
 def ravel(b: Builder, x: Any) -> Value:
-    """All elements along one axis, in row-major order."""
+    """The tile flattened in row-major order."""
     value = b.value(x)
     count = 1
     for size in tile_type(value).shape:

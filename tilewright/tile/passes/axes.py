@@ -425,7 +425,7 @@ def _tiles(op: Op) -> list[TileType]:
 
 
 def _element(op: Op) -> object:
-    """What a result's element must be for a rule of arithmetic to hold of it."""
+    """The condition on a result's element for a rule of arithmetic to hold."""
     if op.name == "cast":
         return op.settings["dtype"]
     return _tiles(op)[0].element if op.name == "addptr" else None

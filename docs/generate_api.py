@@ -78,7 +78,7 @@ Elementwise functions: {listed(sorted(set(tl.language.SCALAR_FUNCTIONS) - LOWERE
         Section(
             "Co-design",
             "tilewright.codesign.search",
-            ("explore", "Budget", "Progress", "Exploration"),
+            ("explore", "Budget", "ExplorationProgress", "Exploration"),
             intro="[Co-design](codesign.md) explains the search.",
         ),
         Section("Co-design: mappings", "tilewright.codesign.exact", ("best_mapping", "Best", "Objective")),

@@ -152,7 +152,7 @@ def test_a_call_takes_longer_the_more_it_does_and_the_fewer_blocks_it_has(unit: 
 
 
 def test_terms_of_a_processor_are_refused() -> None:
-    with pytest.raises(InternalError, match="terms of a processor"):
+    with pytest.raises(InternalError, match="expected GPU terms"):
         seconds(Terms(1.0), H200)
 
 

@@ -63,7 +63,7 @@ class LayerAdvice:
 
 @dataclass(frozen=True)
 class Advice:
-    """What was measured, the slowest layer first. `notes`: what was left out, and why."""
+    """The measured variations, the slowest layer first. `notes`: the omitted layers, and why."""
 
     machine: str
     layers: tuple[LayerAdvice, ...]
@@ -137,7 +137,7 @@ class _OutOfTime(Exception):
 
 @dataclass
 class _Measure:
-    """Times of tasks, each measured once."""
+    """Measures the times of tasks, each once."""
 
     target: Target
     numerics: str
@@ -153,7 +153,7 @@ class _Measure:
         return Work(task, self.target.machine, self.numerics)
 
     def __call__(self, task: Task) -> float | None:
-        """None if no candidate computes it, or the one that would be used fails."""
+        """The time of a task; None if no candidate computes it, or if the chosen one fails."""
         if task.key not in self._known:
             if time.monotonic() > self.deadline:
                 raise _OutOfTime

@@ -30,14 +30,15 @@ MULTIPLES = (8, 16, 32, 64)
 
 @dataclass(frozen=True)
 class VariedLayer:
-    """A task with one contraction. `carries`: whether its channels are the last axis, so that they can be changed."""
+    """A task with one contraction. `carries`: whether its channels are the last axis, so that their number can be
+    changed."""
 
     task: Task
     anchor: Node
 
     @property
     def inputs(self) -> int:
-        """Channels that it reads."""
+        """The number of input channels."""
         x = self.anchor.inputs[0]
         return channels_of(x.shape, self.anchor.attrs["layout"]) if self.anchor.op == "conv" else x.shape[-1]
 
@@ -80,7 +81,7 @@ def layer_of(task: Task) -> VariedLayer | None:
 
 
 def activation_of(layer: VariedLayer) -> Node | None:
-    """The activation in the layer's epilogue: the first after the contraction."""
+    """The activation in the layer's epilogue: the first one after the contraction."""
     after: set[Node] = {layer.anchor}
     for node in layer.task.graph.nodes():
         if any(operand in after for operand in node.inputs):
@@ -91,7 +92,7 @@ def activation_of(layer: VariedLayer) -> Node | None:
 
 
 def with_activation(layer: VariedLayer, op: str | None) -> Task:
-    """The layer with this activation instead of its own, or after it where it has none; None: without."""
+    """The layer with this activation instead of its own, or added after it if it has none; None removes it."""
     graph, own = layer.task.graph, activation_of(layer)
 
     def made(x: Node) -> Node:
@@ -106,13 +107,13 @@ def with_activation(layer: VariedLayer, op: str | None) -> Task:
 
 
 def wider(channels: int) -> list[int]:
-    """Rounder numbers of channels that are not much larger."""
+    """Rounder numbers of channels that are slightly larger."""
     found = {-(-channels // multiple) * multiple for multiple in MULTIPLES}
     return sorted(number for number in found if channels < number <= WIDER * channels)
 
 
 def with_channels(layer: VariedLayer, inputs: int, outputs: int) -> Task | None:
-    """The layer with other numbers of channels; None if they are not its last axis."""
+    """The layer with other numbers of channels; None if channels are not its last axis."""
     if not layer.carries:
         return None
     anchor, task = layer.anchor, layer.task
@@ -186,7 +187,7 @@ def blocks_of(layer: VariedLayer) -> int:
 
 
 def alternatives(layer: VariedLayer) -> Iterator[tuple[int, int]]:
-    """(inputs, outputs) with one of the two rounder."""
+    """Pairs (inputs, outputs) in which one number is rounder."""
     for number in wider(layer.outputs):
         yield layer.inputs, number
     for number in wider(layer.inputs):

@@ -29,7 +29,7 @@ def show_tuned(progress: Progress) -> None:
 
 
 def show_devices(progress: Progress) -> None:
-    """What each device of a pool did."""
+    """Print the trials and busy time of each device of a pool."""
     if not progress.devices:
         return
     rows = [

@@ -46,7 +46,7 @@ class Workers(Protocol):
 
 
 class Generator(Protocol):
-    """What a slice offers: functions of a module."""
+    """The interface of a code generator: functions of a module."""
 
     AT_ONCE: int  # kernels that are worth building at once in one process
     KEEPS_TRIALS: bool  # whether the machine code of trials is worth keeping in the cache
@@ -75,7 +75,7 @@ class Generator(Protocol):
         """The versions of what makes and runs machine code, the libraries that may take part included."""
 
     def plan_target(self, machine: Any) -> dict[str, Any]:
-        """What a plan says of the machine that its code needs."""
+        """A plan's description of the machine that its code requires."""
 
 
 @lru_cache(maxsize=8)
@@ -96,7 +96,7 @@ def build_part(
 
 
 def _packed(made: Linkable, part: Part) -> Linkable:
-    """With as many packings as the part has inputs."""
+    """The part with as many packings as it has inputs."""
     return replace(made, packings=(*made.packings, *[None] * (len(part.operands) - len(made.packings))))
 
 

@@ -42,7 +42,7 @@ _KIBS = tuple(sorted({round(2 ** (power / 2)) for power in range(0, 23)}))
 
 
 def random_mappings(layer: Layer, count: int, dim: int, rng: np.random.Generator) -> Mappings:
-    """Factors that cover the layer, in random levels and orders; not all fit."""
+    """Factors that cover the layer, in random levels and orders; some of the mappings do not fit."""
     factors, spatial = np.ones((count, 4, 7)), np.ones((count, 2))
     share = rng.uniform(0.0, 1.0, count)  # of a loop's logarithm, in tiles
     for loop, extent in enumerate(layer.extents):
@@ -101,7 +101,7 @@ class _Applied:
 
 
 def hardware_candidates(base: GemminiMachine, limits: Limits) -> Candidates:
-    """All hardware points within the limits, as what a search of `search/` asks from."""
+    """All hardware points within the limits, as candidates for a search of `search/`."""
 
     def legal(values: Mapping[str, Value]) -> bool:
         try:
@@ -127,7 +127,8 @@ def machine_of(base: GemminiMachine, config: Config) -> GemminiMachine:
 
 
 class GaussianProcess:
-    """A cost model of `search/`: logarithms of results over the encoded knobs, with a squared-exponential kernel."""
+    """A cost model for `search/`: it predicts logarithms of results from the encoded knobs, with a squared-exponential
+    kernel."""
 
     def __init__(self, candidates: Candidates, length: float = 1.0, noise: float = 0.05) -> None:
         self._candidates, self._length, self._noise = candidates, length, noise
@@ -166,7 +167,7 @@ class GaussianProcess:
 
 
 class Bayesian(Search):
-    """Proposes what is expected to improve most, of random hardware and neighbours of the best."""
+    """Proposes the points with the largest expected improvement among random hardware and neighbours of the best."""
 
     def propose(self, count: int) -> Iterable[Config]:
         if len(self.history.seconds) < 5:
@@ -186,7 +187,7 @@ class Bayesian(Search):
 def two_loops(
     evaluator: Evaluator, limits: Limits, budget: Budget, search: str, *, seed: int = 0, drawn: int = _DRAWN
 ) -> Design | None:
-    """Hardware by a search of `search/` or `bayesian`, mappings at random. None where nothing fits."""
+    """Search hardware by a search of `search/` or by `bayesian`, with random mappings. None if nothing fits."""
     candidates = hardware_candidates(evaluator.base, limits)
     model: CostModel = GaussianProcess(candidates)
     factory: Callable[..., Any] = Bayesian if search == "bayesian" else search_named(search)
@@ -227,7 +228,7 @@ def dosa(
     starts: int = 7,
     between: int = 60,
 ) -> Design | None:
-    """Descents of a batch of starts, rounded every so many steps; then new starts."""
+    """Descend from a batch of starts, round every few steps, and continue with new starts."""
     rng, began = np.random.default_rng(seed), time.monotonic()
     best: Design | None = None
     while True:

@@ -42,7 +42,7 @@ _CAP = (
 
 
 class Constants(NamedTuple):
-    """Cycles, but for `least_run`, a share of the array's side."""
+    """Constants of the cycle model, in cycles, except `least_run`, which is a share of the array's side."""
 
     issue: float
     least_run: float
@@ -65,7 +65,7 @@ class Fitted:
 
 
 class Tile(NamedTuple):
-    """Calls of one size. All columns are arrays, one value for each mapping."""
+    """Calls of one size. Each column is an array with one value per mapping."""
 
     calls: np.ndarray
     runs: np.ndarray  # blocks of weights times rows of pixels
@@ -78,7 +78,7 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True)
 class Calls:
-    """What mappings make Gemmini execute."""
+    """The calls that Gemmini executes for mappings."""
 
     matmul: np.ndarray  # [rows]: run as matmuls
     side: np.ndarray  # of the array, as far as the mapping uses it
@@ -154,7 +154,7 @@ class Calls:
         return Calls(self.matmul[rows], self.side[rows], sizes, *(column[rows] for column in columns))
 
     def parts(self, size: Tile, constants: Constants) -> tuple[np.ndarray, np.ndarray]:
-        """Cycles of one call for computing, and for transfers."""
+        """The cycles of one call for computation, and for transfers."""
         whole = np.floor(size.width / self.side)
         rest = size.width - whole * self.side
         run = whole * self.side + np.where(rest > 0, np.maximum(rest, constants.least_run * self.side), 0.0)
@@ -177,19 +177,19 @@ class Calls:
         return total
 
     def cycles(self, fitted: Fitted) -> np.ndarray:
-        """[rows]"""
+        """The cycles: [rows]."""
         return np.where(self.matmul, self._of_one_kind(fitted.matmul), self._of_one_kind(fitted.convolution))
 
 
 def _parts(extent: np.ndarray, tile: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
-    """(how many, how large): whole tiles along an axis, and what is left at its end."""
+    """(how many, how large): whole tiles along an axis, and the remainder at its end."""
     whole = np.floor(extent / tile)
     rest = extent - whole * tile
     return (whole, np.asarray(tile)), ((rest > 0).astype(float), np.maximum(rest, 1.0))
 
 
 def fit(calls: Calls, measured: np.ndarray) -> Fitted:
-    """The constants with the least mean error of logarithms. A kind of layer without rows keeps its constants."""
+    """The constants that minimise the mean error of logarithms. A kind of layer without rows keeps its constants."""
     found = []
     for kind, first in ((~calls.matmul, _CONVOLUTION), (calls.matmul, _MATMUL)):
         if not kind.any():
@@ -206,7 +206,7 @@ def fit(calls: Calls, measured: np.ndarray) -> Fitted:
 
 
 def _pattern_search(loss: Callable[[np.ndarray], float], point: np.ndarray) -> np.ndarray:
-    """A minimum near a point: one coordinate at a time, with steps that grow where they help."""
+    """A local minimum: change one coordinate at a time, with steps that grow after a success."""
     best, steps = loss(point), np.full(len(point), 0.3)
     for _ in range(60):
         for axis in range(len(point)):

@@ -31,7 +31,7 @@ _SPREAD = 0.05  # below which a feature's spread counts as this
 
 
 def features(calls: Calls, nests: Nests, mappings: Mappings, fitted: Fitted) -> np.ndarray:
-    """[rows, features]: what decides how far counted cycles are off."""
+    """The features that predict the error of counted cycles: [rows, features]."""
     full = calls.sizes[0]
     convolution, matmul = (calls.parts(full, each) for each in (fitted.convolution, fitted.matmul))
     compute, transfer = (
@@ -64,7 +64,7 @@ def features(calls: Calls, nests: Nests, mappings: Mappings, fitted: Fitted) -> 
 
 @dataclass(frozen=True)
 class Correction:
-    """A trained one."""
+    """A trained correction of counted cycles."""
 
     fitted: Fitted
     rows: np.ndarray  # [trained, features], scaled
@@ -76,9 +76,9 @@ class Correction:
 
     @classmethod
     def fit(cls, found: Points, random: Points | None = None, fitted: Fitted | None = None) -> Correction:
-        """Fit to measured rows, with the target `gemmini_cycle`: the constants to random mappings, if there are any,
-        and what is left over to those that a search found. `fitted`: constants that are known already. Raises
-        MeasuredDataError if the rows have several arrays, or are too few."""
+        """Fit a correction to measured rows, with the target `gemmini_cycle`: the constants to random mappings, if
+        there are any, and the remaining error to mappings that a search found. `fitted`: constants that are known
+        already. Raises MeasuredDataError if the rows have several arrays, or are too few."""
         dims = set(found.hardware.dim.tolist())
         if len(dims) != 1 or len(found) < _MIN_ROWS:
             raise MeasuredDataError(
@@ -97,7 +97,7 @@ class Correction:
         return cls(fitted, rows, weights, centre, scale, mean, int(dims.pop()))
 
     def valid_for(self, hardware: Hardware) -> np.ndarray:
-        """[rows]: whether it was trained on such hardware."""
+        """Whether it was trained on such hardware: [rows]."""
         return np.asarray(hardware.dim == self.dim)
 
     def check(self, hardware: Hardware) -> None:
@@ -110,8 +110,8 @@ class Correction:
             )
 
     def cycles(self, nests: Nests, mappings: Mappings, hardware: Hardware) -> np.ndarray:
-        """[rows]: cycles that Gemmini's RTL is expected to take: never fewer than the analytical model's, which
-        is a roofline."""
+        """The predicted cycles of Gemmini's RTL: [rows]. They are at least the analytical model's, which is a
+        roofline."""
         calls = Calls.of(nests, mappings, hardware)
         raw = features(calls, nests, mappings, self.fitted)
         logs = self.mean + _kernel((raw - self.centre) / self.scale, self.rows) @ self.weights
@@ -151,7 +151,7 @@ class Correction:
 
 @cache
 def shipped() -> Correction:
-    """The one in `correction.json`."""
+    """The correction in `correction.json`."""
     return Correction.from_json(
         resources.files("tilewright.codesign").joinpath("correction.json").read_text()
     )

@@ -32,7 +32,7 @@ _MAPPING = "mapping.mapping"
 
 @dataclass(frozen=True)
 class Points:
-    """Rows of a file: each a mapping of a layer on a hardware point, and what was found there."""
+    """The rows of a file: each is a mapping of a layer on a hardware point, with its measured results."""
 
     nests: Nests
     mappings: Mappings
@@ -59,7 +59,7 @@ class Points:
 
 
 def read_points(path: Path, targets: Sequence[str]) -> Points:
-    """Raise MeasuredDataError if the file has not the columns, or a row makes no sense."""
+    """Read a file. Raises MeasuredDataError if it lacks columns, or a row is invalid."""
     wanted = [f"target.{name}" for name in targets]
     with _opened(path) as file:
         reader = csv.DictReader(file)

@@ -48,8 +48,8 @@ _REORDER = 25  # steps after which orders are chosen again
 
 @dataclass
 class Descent:
-    """A batch of starts. `importance`: at most steps only the layers with most of the gradient are evaluated and moved,
-    the others stay as they were."""
+    """A batch of starts. `importance`: most steps evaluate and move only the layers with most of the gradient, and keep
+    the others."""
 
     evaluator: Evaluator
     limits: Limits
@@ -82,7 +82,8 @@ class Descent:
     # -- one step -------------------------------------------------------------------------------------------------
 
     def step(self) -> np.ndarray:
-        """[starts]: the loss before the step: the logarithm of the EDP, and what the area is above its limit."""
+        """The loss before the step: [starts]. It is the logarithm of the EDP, plus the excess of the area over its
+        limit."""
         if self.steps % _REORDER == 0:
             self._choose_orders()
         active = self._active()
@@ -112,7 +113,7 @@ class Descent:
         return loss
 
     def _active(self) -> np.ndarray:
-        """The layers to move now: by share of the gradient, the fewest that have most of it."""
+        """The layers to move now: as few as have most of the gradient."""
         everything = np.arange(len(self._weight))
         if not self.importance or self._known is None or self.steps % _ALL_EVERY == 0:
             return everything
@@ -121,16 +122,16 @@ class Descent:
         return np.sort(ranked[: int(np.searchsorted(covered, _COVERED)) + 1])
 
     def _bounded(self, own: np.ndarray, dram: np.ndarray) -> np.ndarray:
-        """The derivative by free coordinates: DRAM's factor falls as another one of its loop grows, until it is 1.
-        From there on a larger factor pads the loop."""
+        """The derivative by free coordinates. DRAM's factor falls while another factor of its loop grows, until it is
+        1; after that, a larger factor pads the loop."""
         falling = own - dram
         left = np.log(self.evaluator.network.nests.extents) - np.einsum("kf,slf->slk", _OF_LOOP, self.point)
         full = (left < 1e-9)[..., _LOOP_OF]
         return np.where(full & (falling < 0.0), np.maximum(own, 0.0), falling)
 
     def _evaluate(self, active: np.ndarray) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray], np.ndarray]:
-        """Costs [starts, layers, 2] of all layers; slopes of the active ones by their free coordinates, by
-        DRAM's factor of the same loop, and by the hardware's coordinates, all with the two costs last."""
+        """The costs [starts, layers, 2] of all layers; for the active layers also their slopes by free coordinates, by
+        DRAM's factor of the same loop, and by the hardware's coordinates, each with the two costs last."""
         starts, count = self.starts, len(active)
         nests = self.evaluator.network.nests.take(np.tile(active, starts))
         mappings = self.mappings(active)
@@ -162,7 +163,7 @@ class Descent:
         return self._known, (own, dram), hardware
 
     def _hardware(self, active: np.ndarray, mappings: Mappings) -> Hardware:
-        """The hardware that the layers of each row's start need together."""
+        """The hardware that all layers of a row's start need together."""
         if not self._needs[..., 0].all():  # at first
             everything = np.arange(len(self._weight))
             mappings = self.mappings(everything)
@@ -176,12 +177,12 @@ class Descent:
         return Hardware(*widest.T)
 
     def _columns(self, gradient: np.ndarray | None, index: np.ndarray) -> np.ndarray:
-        """[starts, layers, columns]"""
+        """The columns of each layer: [starts, layers, columns]."""
         assert gradient is not None
         return gradient[:, index].reshape(self.starts, -1, len(index))
 
     def _area_slope(self) -> tuple[np.ndarray, np.ndarray]:
-        """[starts] by how much the logarithm of the area is above its limit, [starts, 3] its slope."""
+        """The excess of the area's logarithm over its limit: [starts]; and its slope: [starts, 3]."""
         dim, scratchpad, accumulator = self._needs.max(axis=1).T
         model = self.evaluator.base.area_model
         if self.limits.area is None:
@@ -194,7 +195,7 @@ class Descent:
         return np.maximum(excess, 0.0), slope * (excess > 0.0)[:, None]
 
     def _move(self, gradient: np.ndarray) -> None:
-        """Adam, then back to where factors are at least 1."""
+        """One step of Adam; then factors below 1 are set to 1."""
         moved = gradient != 0.0
         self._first = np.where(moved, _MOMENT * self._first + (1 - _MOMENT) * gradient, self._first)
         self._second = np.where(moved, _SECOND * self._second + (1 - _SECOND) * gradient**2, self._second)
@@ -247,13 +248,14 @@ class Descent:
         return Mappings(factors, values[:, ROWS], values[:, COLUMNS], order)
 
     def hardware(self) -> np.ndarray:
-        """[starts, 3]: rows of PEs, words of scratchpad and of accumulator, of the mappings as they are now."""
+        """The hardware that the current mappings need: [starts, 3], with rows of PEs, words of scratchpad and words of
+        accumulator."""
         return np.asarray(self._needs.max(axis=1))
 
     def rounded(self, start: int) -> Design | None:
-        """The mappings of a start with whole factors, on the least hardware that runs them: each factor becomes the
-        nearest divisor of what is left of its loop, from the innermost level to the outermost. None where a memory
-        would be larger than any."""
+        """The mappings of a start with integer factors, on the smallest hardware that runs them: each factor becomes
+        the nearest divisor of the loop's remaining extent, from the innermost level to the outermost. None if a memory
+        would exceed the largest size."""
         network = self.evaluator.network
         count = len(network)
         mappings = self.mappings(np.arange(count)).take(slice(start * count, (start + 1) * count))

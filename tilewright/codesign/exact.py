@@ -58,7 +58,8 @@ class Objective:
 
     @classmethod
     def weighted(cls, cycle_weight: float, energy_weight: float) -> Objective:
-        """The objective of a layer in a network: near the optimum, the product of sums falls as this sum does."""
+        """The objective of a layer in a network. Near the optimum, the network's product of sums decreases if this
+        weighted sum does."""
         return cls("weighted", cycle_weight, energy_weight)
 
     def of(self, cycles: np.ndarray, microjoules: np.ndarray) -> np.ndarray:
@@ -95,7 +96,7 @@ class Best:
 
 
 class _Case(NamedTuple):
-    """Which factors are allowed, and what repeats what."""
+    """A case of loop orders: which factors it allows, and which loops cause tiles to be fetched again."""
 
     order: str
     inner: bool  # R, S, C and K have loops in the accumulator's level
@@ -155,8 +156,8 @@ def near_optimal(
     model: Model | None = None,
     most: int = 50_000_000,
 ) -> tuple[Mappings, int]:
-    """The best mapping of a layer, first, and up to a thousand or two whose objective is at most `within` above it,
-    with all loop orders: for a cost that the model does not know to choose from. Also how many partial and complete
+    """The best mapping of a layer, first, and up to one or two thousand mappings whose objective is at most `within`
+    above it, in all loop orders. A more exact cost can choose among them. Also returns how many partial and complete
     mappings were bounded."""
     search = _Search(layer, machine, objective, model or Model.of(machine), most)
     found = [search.run().mapping]
@@ -168,8 +169,8 @@ def near_optimal(
 
 @lru_cache(maxsize=4096)
 def coverings(extent: int, parts: int, first: int = 0) -> np.ndarray:
-    """[count, parts]: all factors that multiply to at least the extent, of which none can be smaller. With `first`, the
-    first factor is at most that."""
+    """All minimal factors whose product is at least the extent: [count, parts]. `first`: the maximum of the first
+    factor."""
     if parts == 1:
         return np.array([[extent]] if not first or extent <= first else np.empty((0, 1), int))
     rows: list[np.ndarray] = []
@@ -183,7 +184,7 @@ def coverings(extent: int, parts: int, first: int = 0) -> np.ndarray:
 
 
 def _undominated(table: np.ndarray) -> np.ndarray:
-    """Indices of rows such that no other row is at most as large in every column; of equal rows the first."""
+    """The indices of rows that no other row is less than or equal to in every column; of equal rows the first."""
     order = np.lexsort((*table.T, table.sum(axis=1)))
     left = table[order][:, (table != table[0]).any(axis=0)]
     kept: list[int] = []
@@ -214,8 +215,8 @@ def _options(
     dim: int,
     case: _Case,
 ) -> _Group:
-    """All options of a group in a case, without those that others dominate. They are the same for all layers with these
-    extents and for memories of any size."""
+    """The undominated options of a group in a case. They are the same for all layers with these extents and for
+    memories of any size."""
     found = [_loop_factors(case, loop, extent, dim) for loop, extent in zip(loops, extents, strict=True)]
     if len(found) == 1:
         factors = found[0][:, None]
@@ -267,7 +268,7 @@ def _problems(
 
 
 def _loop_factors(case: _Case, loop: int, extent: int, dim: int) -> np.ndarray:
-    """[options, 4]"""
+    """The factors of a loop: [options, 4]."""
     allowed = [loop in (C, K), loop in (P, Q, N) or case.inner, LOOPS[loop] in case.scratchpad, True]
     cover = coverings(extent, sum(allowed), dim)
     factors = np.ones((len(cover), 4), int)
@@ -368,7 +369,7 @@ class _Search:
 
     @property
     def _enough(self) -> float:
-        """What cannot be below this is not looked at."""
+        """The search skips what cannot be below this."""
         return math.inf if self.best is None else self.best.value * (1.0 + self.slack) * (1.0 - 1e-9)
 
     def run(self) -> Best:
@@ -397,7 +398,7 @@ class _Search:
         return fits
 
     def _costs(self, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Cycles and microjoules, as Model has them."""
+        """Cycles and microjoules, computed as in `Model`."""
         model, machine = self.model, self.machine
         columns = table.T
         weights, inputs, fills = columns[_WEIGHTS], columns[_INPUTS], columns[_FILLS]
@@ -437,7 +438,7 @@ class _Search:
     # -- branch and bound -----------------------------------------------------------------------------------------
 
     def expand(self, case: _Case, groups: list[_Group], beam: int | None = None) -> float:
-        """The least bound of what was left out."""
+        """Expand a case. Returns the smallest bound of the options that were left out."""
         groups = sorted(groups, key=lambda group: len(group.table))
         least = [np.ones(_WIDTH)]
         for group in reversed(groups):
@@ -491,7 +492,7 @@ class _Search:
 
 
 def _factors(groups: Sequence[_Group], chosen: np.ndarray) -> np.ndarray:
-    """[mappings, loop, 4]: the factors of the chosen options."""
+    """The factors of the chosen options: [mappings, loop, 4]."""
     factors = np.ones((len(chosen), len(LOOPS), 4), int)
     for group, options in zip(groups, chosen.T, strict=True):
         factors[:, list(group.loops)] = group.factors[options]

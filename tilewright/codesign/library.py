@@ -22,7 +22,7 @@ _SHRUNK = (N, Q, P, K, S, R, C)  # of equally large extents the first
 
 
 def library_tile(layer: Layer, machine: GemminiMachine) -> tuple[int, ...]:
-    """The iterations of each loop in one tile. Those of a matmul may be more than the layer has."""
+    """The iterations of each loop in one tile of Gemmini's library: of a matmul's, maybe more than the layer has."""
     if all(layer.extents[loop] == 1 for loop in (R, S, Q, N)) and layer.stride == (1, 1):
         return _matmul_tile(layer, machine)
     return _convolution_tile(layer, machine)

@@ -54,7 +54,7 @@ class Hardware(NamedTuple):
 
 @dataclass(frozen=True)
 class Mappings:
-    """A batch of mappings. Factors need not be whole: a search may move between them."""
+    """A batch of mappings. Factors need not be integers: a search may pass through values between them."""
 
     factors: np.ndarray  # [batch, level, loop], in time
     rows: np.ndarray  # [batch]: C unrolled over the rows of the array
@@ -75,7 +75,7 @@ class Mappings:
         return cls(factors, spatial[:, 0], spatial[:, 1], order)
 
     def text(self, index: int) -> str:
-        """As `parse` reads it. Factors of 1 are left out."""
+        """The text that `parse` reads. Factors of 1 are omitted."""
         levels = []
         for level in reversed(range(len(LEVELS))):
             loops = [(LOOPS[loop], self.factors[index, level, loop]) for loop in self.order[index, level]]
@@ -100,7 +100,7 @@ class Mappings:
         return Mappings(self.factors[rows], self.rows[rows], self.columns[rows], self.order[rows])
 
     def padded(self) -> np.ndarray:
-        """[batch, 7]: the extents that the loops run over."""
+        """The extents that the loops iterate over, with padding: [batch, 7]."""
         found: np.ndarray = self.factors.prod(axis=1)
         found[:, C] *= self.rows
         found[:, K] *= self.columns
@@ -166,7 +166,8 @@ INNER_ORDER = (R, S, C, K, N, Q, P)
 
 
 def orders(dram: Sequence[int], batch: int) -> np.ndarray:
-    """[batch, level, 7] with one order for DRAM's loops and the best one for all others."""
+    """The loop orders [batch, level, 7], with the given order of DRAM's loops and the best order at all other
+    levels."""
     one = np.array([INNER_ORDER, INNER_ORDER, INNER_ORDER, dram], np.int8)
     return np.broadcast_to(one, (batch, *one.shape)).copy()
 
@@ -175,14 +176,14 @@ def orders(dram: Sequence[int], batch: int) -> np.ndarray:
 
 
 class Needs(NamedTuple):
-    """The least hardware on which mappings run."""
+    """The smallest hardware on which mappings run."""
 
     dim: np.ndarray
     scratchpad: np.ndarray  # words: a tile of weights and one of inputs
     accumulator_column: np.ndarray  # words in one column of the array: a tile of outputs
 
     def words(self) -> Hardware:
-        """As a point of the hardware space."""
+        """The sizes as a point of the hardware space."""
         return Hardware(self.dim, self.scratchpad, self.accumulator_column * self.dim)
 
 
@@ -204,7 +205,7 @@ def needs(nests: Nests, mappings: Mappings) -> Needs:
 
 
 def fits(nests: Nests, mappings: Mappings, hardware: Hardware) -> np.ndarray:
-    """[batch]: whether each mapping is one of its layer and runs on its hardware."""
+    """Whether each mapping covers its layer and fits its hardware: [batch]."""
     found = np.ones(len(mappings), bool)
     for _, least, most in _limits(nests, mappings, hardware):
         found &= least <= most
@@ -212,7 +213,8 @@ def fits(nests: Nests, mappings: Mappings, hardware: Hardware) -> np.ndarray:
 
 
 def check(nests: Nests, mappings: Mappings, hardware: Hardware) -> None:
-    """Raise MappingError unless every mapping covers its layer and fits its hardware: it says which one, and why."""
+    """Raise MappingError, with the mapping and the reason, unless every mapping covers its layer and fits its
+    hardware."""
     for message, least, most in _limits(nests, mappings, hardware):
         wrong = np.flatnonzero(least > most)
         if len(wrong):
@@ -224,7 +226,7 @@ def check(nests: Nests, mappings: Mappings, hardware: Hardware) -> None:
 def _limits(
     nests: Nests, mappings: Mappings, hardware: Hardware
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """(what is wrong otherwise, least, most): the first array may be no larger than the second."""
+    """(error, smaller, larger): the error applies if the first array exceeds the second."""
     for loop, name in enumerate(LOOPS):
         message = f"the layer has {{least:g}} iterations of {name}, and the factors multiply to {{most:g}}"
         yield message, nests.extents[:, loop], mappings.padded()[:, loop]

@@ -39,7 +39,7 @@ BOUNDS = ("PE array", "accumulator", "scratchpad", "DRAM")
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimates for a batch of mappings, with derivatives if the caller wants them."""
+    """The estimates for a batch of mappings, with derivatives if requested."""
 
     cycles: Quantity
     microjoules: Quantity
@@ -55,7 +55,7 @@ class Estimate:
 
     @property
     def bound_by(self) -> np.ndarray:
-        """[batch]: the index in BOUNDS of the part that decides the cycles."""
+        """The index in BOUNDS of the part that determines the cycles: [batch]."""
         return np.stack([self.parts[name].value for name in BOUNDS], axis=1).argmax(axis=1)
 
 
@@ -170,7 +170,7 @@ class _Loops:
         return self._monomial([*range(_FACTORS), ROWS, COLUMNS])
 
     def tile(self, tensor: str, level: int) -> Quantity:
-        """Words of a tensor in one tile of a level; in all columns of the array for the accumulator."""
+        """The words of a tensor in one tile of a level; for the accumulator, in all columns of the array."""
         if tensor != "inputs":
             return self._monomial([index for loop in RELEVANT[tensor] for index in self._inside(loop, level)])
         channels = self._monomial([*self._inside(C, level), *self._inside(N, level)])

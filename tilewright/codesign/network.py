@@ -41,7 +41,7 @@ class Network:
 
     @classmethod
     def of(cls, layers: Iterable[Layer]) -> Network:
-        """Equal layers become one, with the sum of their counts."""
+        """A network of distinct layers: equal layers become one, with the sum of their counts."""
         found: dict[Layer, Layer] = {}
         for layer in layers:
             key = replace(layer, count=1, name="")
@@ -67,8 +67,8 @@ class Network:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a design may be at most: square millimetres, watts at `clock`, rows of PEs. `least_dim`: rows of PEs that it
-    has at least."""
+    """The limits of a design: at most so many square millimetres, watts at `clock` and rows of PEs; at least
+    `least_dim` rows of PEs."""
 
     area: float | None = None
     watts: float | None = None
@@ -119,7 +119,7 @@ class Design:
 
     @property
     def edp(self) -> float:
-        """Microjoules times cycles."""
+        """The energy-delay product: microjoules times cycles."""
         return self.cycles * self.microjoules
 
     @property
@@ -136,8 +136,8 @@ class Design:
 
     @property
     def importance(self) -> np.ndarray:
-        """[layers]: the share of each in the logarithm of the EDP: its share of the energy and of the cycles. To make
-        one layer's both 1% smaller makes the EDP smaller by so many percent."""
+        """Each layer's share in the logarithm of the EDP, which is its share of the energy plus its share of the
+        cycles: [layers]. If a layer's energy and cycles decrease by 1%, the EDP decreases by this many percent."""
         counts = self.network.counts
         return np.asarray(
             counts * (self.layer_cycles / self.cycles + self.layer_microjoules / self.microjoules)
@@ -145,13 +145,13 @@ class Design:
 
     @property
     def utilisation(self) -> np.ndarray:
-        """[layers]: useful MACs by those that the array could do."""
+        """Useful MACs over the MACs that the array could do: [layers]."""
         macs = np.array([layer.macs for layer in self.network.layers], float)
         return np.asarray(macs / (self.layer_cycles * self.machine.pes))
 
 
 def machine_for(need: Needs, like: GemminiMachine, least_dim: int = 1) -> GemminiMachine:
-    """The smallest hardware on which all mappings run, in steps of a KiB: hardware inferred from programs."""
+    """The smallest hardware on which all mappings run, in steps of a KiB."""
     dim = max(least_dim, math.ceil(float(need.dim.max())))
     scratchpad = math.ceil(float(need.scratchpad.max()) / dim) * dim
     accumulator = math.ceil(float(need.accumulator_column.max())) * dim * GemminiMachine.ACCUMULATOR_BYTES
@@ -188,7 +188,7 @@ class Evaluator:
         return Model.of(self.base)
 
     def design(self, machine: GemminiMachine, mappings: Mappings) -> Design:
-        """Raise MappingError if a mapping does not fit."""
+        """The design of these mappings. Raises MappingError if a mapping does not fit."""
         rows = np.zeros(len(self.network), int)
         hardware = Hardware.of([machine]).take(rows)
         check(self.network.nests, mappings, hardware)
@@ -201,7 +201,7 @@ class Evaluator:
         return Design(self.network, machine, mappings, cycles, found.microjoules.value)
 
     def smallest(self, mappings: Mappings) -> Design:
-        """These mappings on the least hardware that runs them."""
+        """These mappings on the smallest hardware that runs them."""
         least = 1 if self.correction is None else self.correction.dim
         return self.design(machine_for(needs(self.network.nests, mappings), self.base, least), mappings)
 

@@ -31,7 +31,7 @@ RELEVANT = {"weights": (R, S, C, K), "inputs": (R, S, P, Q, C, N), "outputs": (P
 
 @dataclass(frozen=True)
 class Layer:
-    """One loop nest, and how often a network runs it. Pairs are (width, height)."""
+    """A loop nest, and how often a network runs it. Pairs are (width, height)."""
 
     extents: tuple[int, int, int, int, int, int, int]  # by LOOPS
     stride: tuple[int, int] = (1, 1)
@@ -60,7 +60,7 @@ class Layer:
 
     @classmethod
     def matmul(cls, m: int, k: int, n: int, *, count: int = 1, name: str = "") -> Layer:
-        """[m, k] by [k, n]."""
+        """A matmul of [m, k] by [k, n]."""
         return cls((1, 1, m, 1, k, n, 1), count=count, name=name)
 
     @classmethod
@@ -79,8 +79,8 @@ class Layer:
         count: int = 1,
         name: str = "",
     ) -> Layer:
-        """All of `image`, `kernel`, `stride`, `padding` and `dilation` are (height, width), as PyTorch has them. A
-        grouped convolution is as many layers as it has groups."""
+        """A convolution. `image`, `kernel`, `stride`, `padding` and `dilation` are (height, width), as in PyTorch. A
+        grouped convolution is one layer for each group."""
         height, width = (
             (size + sum(pads) - (taps - 1) * spacing - 1) // step + 1
             for size, pads, taps, spacing, step in zip(image, padding, kernel, dilation, stride, strict=True)
@@ -134,7 +134,8 @@ class Nests(NamedTuple):
 
 
 def layers_of(graph: Graph) -> list[Layer]:
-    """The matmuls and convolutions of a model, equal ones once with their number; the host computes the rest."""
+    """The matmuls and convolutions of a model, equal ones once with their count. The host computes the other
+    operators."""
     found: dict[Layer, Layer] = {}
     for node in graph.nodes():
         for layer in _layers_of_node(node):

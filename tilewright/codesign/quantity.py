@@ -60,15 +60,15 @@ def product(factors: Sequence[Quantity]) -> Quantity:
 
 
 def smaller(left: Quantity, right: Quantity) -> Quantity:
-    """The minimum of two; of equal ones the left one's derivatives."""
+    """The elementwise minimum; of equal values, the left one's derivatives are taken."""
     first = left.value <= right.value
     gradient = _sum(_scaled(left.gradient, first), _scaled(right.gradient, ~first))
     return Quantity(np.where(first, left.value, right.value), gradient)
 
 
 def largest(parts: Sequence[Quantity], smoothing: float = 0.0) -> Quantity:
-    """The maximum. With smoothing, (sum x^(1/s))^s: above the maximum by at most a factor of len(parts)^s, and each
-    part has a share of the derivatives."""
+    """The maximum. With smoothing it is (sum x^(1/s))^s, which exceeds the maximum by at most a factor of len(parts)^s
+    and distributes the derivatives over the parts."""
     values = np.stack([part.value for part in parts], axis=1)
     top = values.max(axis=1)
     if smoothing > 0.0:
@@ -86,7 +86,7 @@ def largest(parts: Sequence[Quantity], smoothing: float = 0.0) -> Quantity:
 
 
 def whole(part: Quantity, block: float = 1.0) -> Quantity:
-    """Rounded up to whole blocks. Derivatives are those before rounding."""
+    """Round up to whole blocks. Derivatives are those before rounding."""
     blocks = part.value / block
     return Quantity(np.ceil(blocks * (1.0 - _ROUNDING)) * block, part.gradient)
 

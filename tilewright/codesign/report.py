@@ -66,7 +66,8 @@ def parameters(design: Design) -> dict[str, Any]:
 
 
 def reasons(design: Design, designs: list[Design]) -> list[str]:
-    """Why this hardware: what bounds its layers, which layer needs each part, and what a change of one part costs."""
+    """Explain the hardware: what bounds its layers, which layer needs each part, and what a change of one part
+    costs."""
     network, machine = design.network, design.machine
     bound = bound_by(design)
     time = network.counts * design.layer_cycles / design.cycles
@@ -105,13 +106,13 @@ def reasons(design: Design, designs: list[Design]) -> list[str]:
 
 
 def bound_by(design: Design) -> np.ndarray:
-    """[layers]: the index in BOUNDS of the part that decides each layer's cycles."""
+    """The index in BOUNDS of the part that determines each layer's cycles: [layers]."""
     hardware = Hardware.of([design.machine]).take(np.zeros(len(design.network), int))
     return Model.of(design.machine).estimate(design.network.nests, design.mappings, hardware).bound_by
 
 
 def render(found: Exploration, title: str, reference: Design | None = None) -> str:
-    """The page. `reference`: a design to compare with, such as the default Gemmini with its library's tiling."""
+    """Render the page. `reference`: a design to compare with, such as the default Gemmini with its library's tiling."""
     best = found.best
     head = [
         f"<h1>{escape(title)}</h1>",
@@ -153,7 +154,7 @@ def _chart(
     up: str,
     marked: tuple[float, float],
 ) -> str:
-    """Points and a line through some of them, both axes logarithmic."""
+    """A chart of points and a line through some of them; both axes are logarithmic."""
     width, height, left, foot = 640.0, 280.0, 70.0, 40.0
     logs = np.log(np.maximum(np.array([*points, *line, marked]), 1e-12))
     low, high = logs.min(axis=0), logs.max(axis=0)
@@ -215,7 +216,8 @@ def _layers(design: Design) -> str:
 
 
 def _drawn(design: Design, index: int) -> str:
-    """A bar for each memory, from DRAM inwards: a box for each loop, as wide as its logarithm."""
+    """A bar for each memory, from DRAM inwards, with a box for each loop; its width is the logarithm of the loop's
+    factor."""
     mappings = design.mappings
     boxes, y = [], 0
     for level in reversed(range(len(LEVELS))):

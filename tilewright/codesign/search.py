@@ -43,7 +43,7 @@ _STRIDES = (4.0, 2.0, 1.6, 1.25, 1.1)  # factors by which the local search chang
 
 @dataclass(frozen=True)
 class Budget:
-    """When to stop: after so many seconds, or evaluations of the network, whichever comes first."""
+    """The budget of a search: seconds, or evaluations of the network; it ends when either is used up."""
 
     seconds: float = math.inf
     evaluations: int = 1 << 62
@@ -171,7 +171,8 @@ class _Search:
         self._stage = "first design"
 
     def first(self) -> None:
-        """So that there is one whenever the search is ended: the library's tiling, on a machine within the limits."""
+        """Evaluate the library's tiling on a machine within the limits, so that the search has a design whenever it
+        ends."""
         for dim, kib in ((16, 256), (16, 64), (16, 4), (16, 1), (8, 16), (4, 4), (1, 1)):
             machine = replace(
                 self.evaluator.base, dim=dim, scratchpad=kib * KIB, accumulator=max(kib // 4, 1) * KIB
@@ -251,7 +252,8 @@ class _Search:
                 self.climb("local search", limits, share, design)
 
     def climb(self, stage: str, limits: Limits, share: float, begin: Design | None = None) -> None:
-        """From a design, or from the best one within limits, to better neighbours, with ever smaller changes."""
+        """Climb from a design, or from the best one within the limits, to better neighbours, with decreasing step
+        sizes."""
         self._stage = stage
         within = [design for design in self.found.designs if design.within(limits)]
         if not within:
@@ -273,7 +275,8 @@ class _Search:
                         break
 
     def map(self, machine: GemminiMachine, near: Design | None = None) -> Design:
-        """A hardware point with its best mappings, and those on the least hardware that they need."""
+        """Find the best mappings for a hardware point, and evaluate them also on the smallest hardware that runs
+        them."""
         key = (machine.dim, machine.scratchpad, machine.accumulator)
         if key not in self._tried:
             if self.spent(math.inf):
@@ -351,7 +354,7 @@ class _Search:
             return None
 
     def _shrunk(self, machine: GemminiMachine, name: str, limits: Limits) -> GemminiMachine | None:
-        """One parameter made smaller until the area is within its limit."""
+        """Decrease one parameter until the area is within its limit."""
         found: GemminiMachine | None = machine
         while found is not None and not limits.admit(found):
             found = self._moved(found, name, 0.93)
@@ -360,7 +363,7 @@ class _Search:
         return found
 
     def _admissible(self, machine: GemminiMachine, limits: Limits) -> GemminiMachine:
-        """The machine, with all of it made smaller until it is within the limits."""
+        """Decrease all parameters of the machine until it is within the limits."""
         if machine.dim < limits.least_dim:
             machine = replace(machine, dim=limits.least_dim)
         while not limits.admit(machine):
@@ -375,7 +378,7 @@ class _Search:
     # -- budget ---------------------------------------------------------------------------------------------------
 
     def spent(self, share: float) -> bool:
-        """Whether this share of the budget is used; the whole of it for a share above 1."""
+        """Whether this share of the budget is used up; a share above 1 means all of it."""
         seconds = time.monotonic() - self._began
         return (
             seconds >= min(share, 1.0) * self.budget.seconds

@@ -39,13 +39,13 @@ _FLOOR = 0.05  # deviation of the log time of a config that members agree on
 
 @lru_cache(maxsize=4)
 def network(path: Path = weights.SHIPPED) -> AttentionNetwork:
-    """The network with the weights of a file, read once. Raises WeightsError."""
+    """The network with the weights of a file, which is read once. Raises WeightsError."""
     return AttentionNetwork(weights.load(path).tensors)
 
 
 @dataclass(frozen=True)
 class Adaptation:
-    """What a few trials say about the errors of predictions: by similarity at first, and by trees when there are more,
+    """The errors of predictions, estimated from a few trials: by similarity at first, and by trees once there are more,
     as in the boosted model."""
 
     learned: Learned | None
@@ -54,8 +54,8 @@ class Adaptation:
     def of(
         cls, rows: np.ndarray, errors: np.ndarray, counts: np.ndarray, own: np.ndarray, seed: int = 0
     ) -> Adaptation:
-        """`errors`: measured minus predicted log seconds; `counts`: the weight of each; `own`: whether it is of this
-        task, so that it says something about the scale."""
+        """An adaptation to trials. `errors`: measured minus predicted log seconds; `counts`: the weight of each; `own`:
+        whether it is of this task, and so informs the scale."""
         mine = errors[own] * counts[own]
         offset = float(np.sum(mine) / (np.sum(counts[own]) + _OFFSET)) if own.any() else 0.0
         targets = np.where(own, errors - offset, errors)
@@ -66,7 +66,7 @@ class Adaptation:
         return cls(Learned.of(samples, samples.base, offset, "squared", seed))
 
     def correction(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(what to add to log seconds, its deviation)."""
+        """(the correction of log seconds, its deviation)."""
         if self.learned is None:
             return np.zeros(len(rows)), np.full(len(rows), SPREAD)
         return self.learned.predict(rows, np.zeros(len(rows)))
@@ -76,8 +76,8 @@ NOTHING = Adaptation(None)
 
 
 def similarity_rows(tokens: Tokens, members: np.ndarray) -> np.ndarray:
-    """What makes candidates similar: their knobs (NaN: it has none of this name), their terms, and what each member
-    says of them."""
+    """The features that make candidates similar: their knobs (NaN for those they lack), their terms, and each member's
+    prediction."""
     slots = np.full((len(tokens), BUCKETS, 2), np.nan, np.float32)
     at, number = np.nonzero(tokens.knob_mask)
     slots[at, tokens.buckets[at, number]] = tokens.knobs[at, number][:, [0, 2]]
@@ -140,7 +140,8 @@ class Attention:
     def _network_says(
         self, configs: Sequence[Config]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """(log seconds, their deviations over the members, probabilities to work, similarity rows)."""
+        """The network's predictions: (log seconds, their deviations over the members, probabilities to work, similarity
+        rows)."""
         missing = [config for config in dict.fromkeys(configs) if config not in self._seen]
         self._seen |= zip(missing, _said(self._network, self._tokeniser, missing), strict=True)
         logs, spread, works, rows = zip(*(self._seen[config] for config in configs), strict=True)
@@ -160,7 +161,7 @@ class Attention:
         return Adaptation.of(rows, errors, counts, own)
 
     def _learned_elsewhere(self, warm: Sequence[Experience]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Similarity rows, errors and weights of trials elsewhere: only differences within one task count."""
+        """Similarity rows, errors and weights of trials of other tasks: only differences within one task are used."""
         rows, errors, left = [], [], _MAX_FOREIGN
         for one in warm:
             model = Analytical(one.candidates, one.threads)

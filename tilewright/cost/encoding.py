@@ -48,7 +48,7 @@ def features_of(terms: Counted, threads: int) -> dict[str, float]:
 
 
 def gpu_features(terms: GpuTerms) -> dict[str, float]:
-    """How the work is tiled, and what each step of the main loop does per operation, in logarithms."""
+    """The tiling of the work, and the costs per operation of a step of the main loop, in logarithms."""
     work = max(1.0, terms.flops, 64 * (terms.scalar + terms.ordinary))
     return {
         "blocks": math.log2(terms.blocks),
@@ -69,7 +69,7 @@ def gpu_features(terms: GpuTerms) -> dict[str, float]:
 
 
 def stream_features(terms: StreamTerms) -> dict[str, float]:
-    """How the work is cut, and what a thread has in flight, in logarithms."""
+    """The division of the work, and the data in flight per thread, in logarithms."""
     return {
         "blocks": math.log2(terms.blocks),
         "threads": math.log2(terms.threads),
@@ -124,7 +124,7 @@ class Encoder:
         return np.array([self.columns[name] for name in names], dtype=int)
 
     def _row(self, model: Analytical, config: Config) -> np.ndarray:
-        """As long as the number of columns when it was made."""
+        """A row as long as the number of columns when it was made."""
         key = model, config
         if key not in self._rows:
             numbers = self._numbers(model, config)

@@ -117,8 +117,9 @@ def _roofline(terms: Roofline, machine: GpuMachine) -> float:
 
 
 def _stream(terms: StreamTerms, machine: GpuMachine) -> float:
-    """Of a kernel that streams: the slowest of memory, instructions and the latency of its steps, near the intersection
-    of two more than either. What blocks load again comes from L2 as long as all that run at once fit there."""
+    """The time of a streaming kernel: the slowest of memory, instructions and the latency of its steps, and more than
+    either where two of them are close. Data that blocks load again come from L2 if the data of all concurrent blocks
+    fit there."""
     kept = max(1, round(min(terms.registers, _MAX_REGISTERS)))
     resident = max(1, machine.resident_blocks(terms.threads, kept, 0))
     at_once = min(terms.blocks, machine.sms * resident)

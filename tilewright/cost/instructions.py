@@ -108,7 +108,8 @@ def _is_transposed(operand: object) -> bool:
 
 
 def of_program(program: Program) -> Assignment:
-    """By its instructions: the multiplication, the loads of its operands, and the copies that these read."""
+    """Count the instructions of a program: the multiplication, the loads of its operands, and the copies that these
+    read."""
     multiplications: list[Warp] = []
     loads: list[Warp] = []
     copied, pending = 0.0, 0

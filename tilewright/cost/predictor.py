@@ -67,8 +67,8 @@ def _gemmini(machine: GemminiSystem, threads: int = 0) -> Predictor:
 
 
 def kernel_seconds(machine: Machine) -> float:
-    """What each further kernel of a model adds to its call, besides its own time: waiting for all threads, and caches
-    and branch predictors that the kernel before has used."""
+    """The time that each further kernel adds to a model's call, besides its own: threads are synchronised, and caches
+    and branch predictors hold the previous kernel's data."""
     return _BETWEEN[machine.kind]
 
 

@@ -135,7 +135,7 @@ class Accesses:
         self.blocks[result] = strides, tuple(numbers[2 * rank :])
 
     def run_bytes(self, pointer: Value) -> float | None:
-        """How many bytes of an access lie together; None: not known."""
+        """The number of contiguous bytes of an access; None if it is unknown."""
         shape = pointer.type.block if isinstance(pointer.type, BlockPointerType) else pointer.type.shape
         size = pointer.type.dtype.bytes
         if not shape:

@@ -52,7 +52,7 @@ _ACCUMULATORS = 0.75  # of the vector registers, what a dot keeps its sums in
 
 @dataclass
 class TileCounts:
-    """The counts of one program instance: operations on elements, FMAs of dots, bytes; and how many `instances` run."""
+    """The counts of one program instance: elementwise operations, FMAs of dots, bytes; and how many `instances` run."""
 
     instances: int
     operations: float = 0.0  # on elements, an expensive function counted as several
@@ -79,7 +79,7 @@ class TileCounts:
     sides: list[float] = field(default_factory=list)  # sizes of the dots' tiles: M, N, K
 
     def features(self) -> dict[str, float]:
-        """Ratios and logarithms, under names that all tile kernels share."""
+        """Ratios and logarithms, with names that all tile kernels share."""
         moved = self.loaded + self.stored
         found = {
             "tile.instances": self.instances,
@@ -223,7 +223,7 @@ class _Counter:
             counts.sides = [float(m), float(n), float(k)]
 
     def _evaluate(self, op: Op, known: dict[Value, Any]) -> None:
-        """Scalars that follow from scalar arguments: bounds of loops do."""
+        """Evaluate the scalars that depend only on scalar arguments, such as bounds of loops."""
         if len(op.results) != 1 or op.name in _MEMORY or op.name in ("print", "assert"):
             return
         (result,) = op.results

@@ -77,7 +77,7 @@ TASK: tuple[str, ...] = (
 
 
 def category(task: Task) -> str:
-    """The operator that decides how long a task takes."""
+    """The operator that dominates a task's time."""
     nodes = [node for node in task.graph.nodes() if not node.is_input and not node.is_constant]
     for name, ops in CATEGORIES:
         for node in nodes:
@@ -136,7 +136,7 @@ MACHINE: tuple[str, ...] = (
 
 @dataclass(frozen=True)
 class MachineNumbers:
-    """What a machine token says: of `hw/` machines, or written down for another."""
+    """The numbers of a machine token, taken from a machine of `hw/` or written down for another."""
 
     kind: str
     units: float
@@ -356,12 +356,12 @@ def _gpu_terms(found: np.ndarray, terms: GpuTerms, machine: GpuMachine) -> None:
 
 
 def bucket(name: str) -> int:
-    """The number of a name of a knob or a template."""
+    """The index of a knob's or template's name."""
     return zlib.crc32(name.encode()) % BUCKETS
 
 
 def knob_features(knob: Knob, value: object) -> tuple[int, np.ndarray]:
-    """(bucket, features): where the value is among the choices, its magnitude, and whether it is set."""
+    """(bucket, features): the value's position among the choices, its magnitude, and whether it is set."""
     at = knob.choices.index(value)
     where = at / max(1, len(knob.choices) - 1)
     numeric = isinstance(value, int) and not isinstance(value, bool)
@@ -410,15 +410,15 @@ WIDTHS: dict[str, int] = {
 
 @dataclass
 class Tokeniser:
-    """The tokens of configs of one `Configs`, cached. `statements`: make the program of every config for the tokens of
-    its statements; otherwise only where the analytical model makes it anyway."""
+    """The tokens of configs of one `Configs`, cached. `statements`: build the program of every config for its
+    statements' tokens; otherwise only if the analytical model builds it anyway."""
 
     model: Analytical
     statements: bool = False
     _rows: dict[Config, TokenRow] = field(default_factory=dict)
 
     def tokens(self, configs: Sequence[Config]) -> Tokens:
-        """Of configs that have a program: the analytical model predicts finite seconds."""
+        """The tokens of configs that have a program, i.e. a finite predicted time."""
         return stacked([self.row(config) for config in configs], self.task, self.machine)
 
     @property
@@ -456,7 +456,7 @@ class Tokeniser:
 
 
 def statements_of_config(candidates: object, config: Config) -> np.ndarray:
-    """The tokens of the statements of all its loop programs; none if it is made of other kernels."""
+    """The tokens of the statements in all its loop programs; none if it consists of other kernels."""
     from tilewright.loops.ir import Program
 
     if not isinstance(candidates, Candidates):
@@ -476,7 +476,7 @@ def knobs_of(space: Space, config: Config) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class TokenRow:
-    """One candidate, without what all candidates of a task have in common."""
+    """One candidate, without the tokens that all candidates of a task share."""
 
     terms: np.ndarray
     instruction: np.ndarray
@@ -486,7 +486,7 @@ class TokenRow:
 
 
 def stacked(rows: Sequence[TokenRow], task: np.ndarray, machine: np.ndarray) -> Tokens:
-    """Padded to the longest of these."""
+    """The tokens of these candidates, padded to the longest."""
     count = len(rows)
     most = max((len(row.buckets) for row in rows), default=1)
     deepest = max((len(row.statements) for row in rows), default=0)

@@ -30,7 +30,8 @@ _TOGETHER = 8  # configs that are measured before the file is written
 
 @dataclass(frozen=True)
 class CollectedRecords:
-    """What a collection did: new records, those of them that failed, and configs that were left for the next one."""
+    """The result of a collection: new records, how many of them failed, and the configs that were left for the next
+    one."""
 
     added: int
     failed: int
@@ -51,7 +52,7 @@ def collect(
     seed: int = 0,
     say: Say = lambda line: None,
 ) -> CollectedRecords:
-    """Measure `configs` configs of each task into the file, for about so many seconds."""
+    """Measure `configs` configs of each task into the file, for about this many seconds."""
     records = read(path).records if path.exists() else ()
     known = {(record.key, record.config) for record in records}
     if isinstance(machine, CpuMachine):

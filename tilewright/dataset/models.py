@@ -13,7 +13,7 @@ from tilewright.targets.target import Target, computed
 
 
 def model_sources(models: Iterable[tuple[str, Any, Any]], target: Target) -> list[TaskSource]:
-    """Every task of some models once. A model is its name, the model, and its example inputs."""
+    """Every task of these models, once. A model is its name, the model, and its example inputs."""
     numerics = target.default_numerics()
     found: dict[str, TaskSource] = {}
     for name, model, examples in models:

@@ -46,7 +46,7 @@ _ILLEGAL = (SpaceError, ScheduleError, VerificationError, KernelError)
 
 
 class Sample(msgspec.Struct, frozen=True, tag=True):
-    """Choose so many configs of a task."""
+    """A request: choose this many configs of a task."""
 
     job: TaskJob
     count: int
@@ -54,7 +54,7 @@ class Sample(msgspec.Struct, frozen=True, tag=True):
 
 
 class QuickTrial(msgspec.Struct, frozen=True, tag=True):
-    """Build a config and time it, with the GPU alone while the lock is held."""
+    """A request: build a config and time it, with exclusive use of the GPU while the lock is held."""
 
     job: TaskJob
     config: Config
@@ -66,7 +66,8 @@ class Sampled(msgspec.Struct, frozen=True, tag=True):
 
 
 class Running(msgspec.Struct, frozen=True, tag=True):
-    """Not an answer: the config was built and is loaded now, or it is timed with the GPU alone."""
+    """A message, not an answer: the config has been built and is being loaded, or it is being timed with exclusive use
+    of the GPU."""
 
     alone: bool
 
@@ -141,8 +142,9 @@ class _Worker:
         return QuickTimes(times, build_seconds)
 
     def _loaded(self, built: Built, job: TaskJob) -> tuple[GpuExecutor, int, float]:
-        """(the executor that repeats it, how often, about how many seconds one repetition takes). Others may be timed
-        meanwhile: a run or two in five of theirs is slower then, and the median is not."""
+        """(the executor that repeats the kernel, the number of repetitions, about how many seconds one takes). Other
+        kernels may be timed at the same time: then one or two of five runs are slower, which does not affect the
+        median."""
         once = self._executor(built, job, 1)
         self._fill(once)
         seconds = min(once.seconds_of_graph() for _ in range(2))
@@ -160,7 +162,7 @@ class _Worker:
         return GpuExecutor(plan, [], objects, 0, dependent_launch="off")
 
     def _fill(self, executor: GpuExecutor) -> None:
-        """Random inputs: with zeros, a GPU at its power limit would run faster than with real numbers."""
+        """Random inputs. With zeros, a GPU at its power limit would run faster than with real data."""
         loaded = executor.loaded()
         device = loaded.device
         if self._device is None:
@@ -216,7 +218,7 @@ class QuickPool:
         (self._queue.appendleft if first else self._queue.append)((tag, request))
 
     def run(self, done: Done, deadline: float) -> int:
-        """Work off the queue until `deadline`; `done` may add more. Returns how many requests are left."""
+        """Process the queue until `deadline`; `done` may add requests. Returns the number of requests that are left."""
         while self._busy or (self._queue and time.monotonic() < deadline):
             for child in self._children:
                 if self._queue and child not in self._busy and time.monotonic() < deadline:
@@ -268,7 +270,7 @@ def quick_trials(
     processes: int,
     seed: int = 0,
 ) -> int:
-    """Time `count` configs of each task, the tasks interleaved, for about so many seconds: those that are not `known`.
+    """Time `count` configs of each task, the tasks interleaved, for about this many seconds; `known` ones are skipped.
     Returns how many were left."""
     deadline = time.monotonic() + seconds
     wanted: dict[TaskJob, list[Config]] = {}

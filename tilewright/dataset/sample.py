@@ -16,7 +16,7 @@ _FAST = 0.4  # share of a sample that is predicted to be fast
 
 
 def sample(candidates: Candidates, count: int, seed: int = 0) -> list[Config]:
-    """So many configs, in an order in which any beginning is a sample too; fewer if there are fewer."""
+    """At most this many configs, in an order in which every prefix is a sample too."""
     rng = Random(seed)
     pool = sorted(candidates.sample(rng, _POOL), key=str)
     model = Analytical(candidates, 1)

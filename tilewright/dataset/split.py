@@ -18,7 +18,8 @@ _NEAR = 1.0  # factor of two in each of these
 
 
 def clusters(tables: Sequence[Table]) -> list[int]:
-    """The number of each table's cluster: near tables, and those near to them."""
+    """The index of each table's cluster. Tables that are near each other, directly or through others, are one
+    cluster."""
     sizes = [_sizes(table) for table in tables]
     numbers = list(range(len(tables)))
 
@@ -40,7 +41,7 @@ def _sizes(table: Table) -> np.ndarray:
 
 
 def folds(tables: Sequence[Table], count: int, seed: int = 0) -> list[list[int]]:
-    """Tables held out in each fold: whole clusters, evenly."""
+    """The tables held out in each fold: whole clusters, evenly distributed."""
     by_cluster: dict[int, list[int]] = {}
     for at, cluster in enumerate(clusters(tables)):
         by_cluster.setdefault(cluster, []).append(at)
@@ -54,7 +55,7 @@ def folds(tables: Sequence[Table], count: int, seed: int = 0) -> list[list[int]]
 
 
 def families(tables: Sequence[Table]) -> dict[str, list[int]]:
-    """Tables held out if an operator's family is."""
+    """The tables held out if an operator's family is."""
     found: dict[str, list[int]] = {}
     for at, table in enumerate(tables):
         found.setdefault(table.family, []).append(at)

@@ -13,7 +13,7 @@ from tilewright.hw.machine import machine_of
 
 @dataclass(frozen=True)
 class MachineStats:
-    """`versions` and `days`: the oldest and the newest of its records."""
+    """`versions` and `days`: those of its oldest and its newest record."""
 
     machine: str
     threads: int

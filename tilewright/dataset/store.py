@@ -32,14 +32,14 @@ _MAX_BYTES = 1 << 30  # of a file when it is not compressed any more
 
 
 class DataSet(msgspec.Struct, frozen=True):
-    """The records of some files, and how many lines were damaged."""
+    """The records of several files, and the number of damaged lines."""
 
     records: tuple[Record, ...]
     damaged: int
 
 
 def read(*paths: Path) -> DataSet:
-    """The records of these files, each once. Raises DatasetError for a file that is not a data set."""
+    """The records of these files, without duplicates. Raises DatasetError for a file that is not a data set."""
     facts: dict[str, Facts] = {}
     trials: dict[str, Row] = {}
     damaged = 0
@@ -97,7 +97,7 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 class Writer:
-    """Appends records to a file; facts that it has written before are not repeated."""
+    """Appends records to a file. Facts that it has already written are not repeated."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -114,7 +114,7 @@ class Writer:
 
 
 def lines_of(records: Iterable[Record], written: set[str]) -> Iterator[bytes]:
-    """The rows of records, each once; `written` has the digests of those that are in the file already."""
+    """The rows of records, without duplicates; `written` has the digests of those that are in the file already."""
     for record in records:
         for row in rows_of_record(record):
             if row.digest not in written:
@@ -123,7 +123,7 @@ def lines_of(records: Iterable[Record], written: set[str]) -> Iterator[bytes]:
 
 
 def merge(paths: Iterable[Path], to: Path) -> DataSet:
-    """Write the records of several files into one, each once, sorted by machine, task and config."""
+    """Write the records of several files into one, without duplicates, sorted by machine, task and config."""
     found = read(*paths)
     ordered = sorted(
         found.records, key=lambda r: (r.key.machine, r.key.threads, r.label, r.text, str(r.config), r.when)

@@ -29,7 +29,7 @@ _MIN_TIMES = 4  # configs with a time that a table must have
 
 @dataclass(frozen=True)
 class Table:
-    """The candidates of one task on one machine. `seconds` is NaN where a config failed."""
+    """The candidates of one task on one machine. `seconds` is NaN for configs that failed."""
 
     name: str
     family: str
@@ -48,7 +48,7 @@ class Table:
 
     @property
     def residuals(self) -> np.ndarray:
-        """Log of measured over predicted seconds; NaN where a config failed."""
+        """The logarithm of measured over predicted seconds; NaN for configs that failed."""
         return np.asarray(np.log(self.seconds) - self.base)
 
 

@@ -22,7 +22,7 @@ F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
 
 @dataclass(frozen=True)
 class TaskSource:
-    """A task that is made when it is needed."""
+    """A task that is built when it is needed."""
 
     name: str
     make: Callable[[], Task]
@@ -94,7 +94,7 @@ def depthwise(batch: int, size: int, channels: int, window: int, stride: int, dt
 
 
 def separable(size: int, channels: int, outputs: int, dtype: DType) -> Task:
-    """A depthwise convolution and a pointwise one."""
+    """A depthwise convolution followed by a pointwise one."""
     x = _Inputs(dtype)
     image = x(1, size, size, channels)
     total = _window(image, x(3, 3, 1, channels, constant=True), 3, 1, channels)
@@ -159,7 +159,7 @@ _IMAGES = (
 
 
 def gpu_sources(seed: int = 0) -> list[TaskSource]:
-    """Tasks for GPUs, the families alternating, so that a part of the list has something of everything."""
+    """Tasks for GPUs. The families alternate, so that any part of the list contains all of them."""
     rng = Random(seed)
     families = [
         [_gemm(m, n, k, e, F16) for m, n, k, e in _TRANSFORMERS],
@@ -199,7 +199,7 @@ def gpu_sources(seed: int = 0) -> list[TaskSource]:
 
 
 def cpu_sources(seed: int = 0) -> list[TaskSource]:
-    """The same for processors: sizes at which a call takes milliseconds at most."""
+    """Tasks for CPUs, at sizes at which a call takes milliseconds at most; the families alternate."""
     rng = Random(seed)
     families = [
         [
@@ -305,7 +305,7 @@ def _gemm_softmax(m: int, n: int, k: int, dtype: DType) -> TaskSource:
 
 
 def _random_gemm(rng: Random, dtype: DType, most: int, numerics: str = "fast") -> TaskSource:
-    """Sizes between 32 and 2**most, some of them no multiple of 8."""
+    """A GEMM with random sizes between 32 and 2**most, some of which are not multiples of 8."""
 
     def size() -> int:
         found = round(2 ** rng.uniform(5, most))

@@ -50,7 +50,7 @@ def train(
     device: str = "cpu",
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, np.ndarray]:
-    """The tensors of a network. `start`: those of one that was trained before."""
+    """The trained tensors of a network. `start`: those of a network to continue from."""
     torch = _torch()
     if not tables:
         raise DatasetError("there is nothing to learn from: no task has four measured configs")
@@ -113,7 +113,7 @@ def _draws(tables: Sequence[Table]) -> np.ndarray:
 
 
 def normalisation(parts: Sequence[Tokens]) -> dict[str, np.ndarray]:
-    """Means and inverse deviations of the features of each level."""
+    """The means and inverse standard deviations of the features of each level."""
     found = {}
     for level in LEVELS:
         name = {"knob": "knobs", "statement": "statements"}.get(level, level)
@@ -161,7 +161,7 @@ def initial(seed: int) -> dict[str, np.ndarray]:
 def forward(
     torch: Any, w: Mapping[str, Any], batch: Mapping[str, Any], levels: Sequence[str]
 ) -> tuple[Any, Any]:
-    """(members, score of validity) of a batch: the network of `cost/network.py`."""
+    """(each member's prediction, score of validity) for a batch: the network of `cost/network.py`."""
     count = len(batch["terms"])
     parts, masks = [], []
     for level in SINGLE:
@@ -208,7 +208,7 @@ def _two_layers(torch: Any, w: Mapping[str, Any], level: str, values: Any) -> An
 
 
 class _Loop:
-    """One step after the other. On a GPU the first few are run, and then a step is one CUDA graph: launching its
+    """The training steps. On a GPU, the first few steps run normally and later ones as one CUDA graph: launching
     hundreds of small kernels one by one would take ten times as long."""
 
     _EAGER = 4  # steps before the graph
@@ -311,7 +311,7 @@ class _Data:
         self._spans = list(zip([0, *ends[:-1]], ends, strict=True))
 
     def drawn(self, rng: np.random.Generator, chosen: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """(rows, mask): which configs of these tables a step takes."""
+        """(rows, mask): the configs of these tables that a step uses."""
         each = self._settings.configs
         rows = np.zeros((len(chosen), each), np.int64)
         there = np.zeros((len(chosen), each), bool)
@@ -368,8 +368,8 @@ def _huber(torch: Any, error: Any) -> Any:
 
 
 def _lambda_rank(torch: Any, predicted: Any, logs: Any, gain: Any, known: Any) -> Any:
-    """(members, tables): pairs of configs in the wrong order, weighted by what exchanging them changes in the
-    discounted gain."""
+    """The ranking loss (members, tables): pairs of configs in the wrong order, weighted by the change of the discounted
+    gain if they were exchanged."""
     with torch.no_grad():
         order = torch.where(known, predicted, torch.inf).argsort(2).argsort(2).float()
         discount = 1 / torch.log2(2 + order)
@@ -384,15 +384,15 @@ def _lambda_rank(torch: Any, predicted: Any, logs: Any, gain: Any, known: Any) -
 
 
 def predicted(tensors: Mapping[str, np.ndarray], table: Table, settings: TrainingSettings) -> np.ndarray:
-    """The predicted log seconds of a table's configs over their probability to work, up to a constant if `residual`
-    is off."""
+    """The logarithm of a table's predicted seconds over the probability to work; up to a constant if `residual` is
+    off."""
     out = AttentionNetwork(tensors, settings.levels)(table.tokens)
     members = out.members.mean(axis=0) - np.log(np.clip(out.valid / out.valid.max(), 1e-3, 1.0))
     return np.asarray(table.base + members if settings.residual else members)
 
 
 def about(tables: Sequence[Table], steps: int, seed: int) -> dict[str, str]:
-    """What weights were trained on, for their card."""
+    """A description of the data that weights were trained on, for their card."""
     from tilewright.support.version import VERSION
 
     machines = sorted({table.machine for table in tables})

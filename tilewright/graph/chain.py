@@ -97,7 +97,7 @@ def _named(anchor: Node, number: int) -> str:
 
 
 def _levels(nodes: list[Node], anchors: list[Node]) -> dict[Node, int]:
-    """For each node the last contraction that it depends on; -1: none."""
+    """The last contraction that each node depends on; -1: none."""
     number = {anchor: n for n, anchor in enumerate(anchors)}
     level: dict[Node, int] = {}
     for node in nodes:

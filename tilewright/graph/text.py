@@ -178,7 +178,7 @@ def parse_graph(text: str, constants: Mapping[str, np.ndarray] | None = None) ->
 
 
 class _Refused(Exception):
-    """What is wrong with a line; the caller adds its number."""
+    """The error in a line; the caller adds its number."""
 
 
 def _expect_nothing_after(text: str, number: int) -> None:

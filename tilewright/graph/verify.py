@@ -117,7 +117,7 @@ def _check_inputs(graph: Graph, moment: str) -> None:
 
 
 def _problem(node: Node) -> str | None:
-    """What is wrong with a node on its own."""
+    """The error in a node, independent of others; None if there is none."""
     if node.is_input:
         return "an input has no operands and no data" if node.inputs or node.data is not None else None
     if node.is_constant:

@@ -87,7 +87,7 @@ class CpuMachine:
 
     @property
     def prefetcher(self) -> Prefetcher:
-        """What the hardware prefetcher tracks: see `hw/cores.py`."""
+        """The kind of pattern that the hardware prefetcher tracks: see `hw/cores.py`."""
         return self.core.prefetcher
 
     @property

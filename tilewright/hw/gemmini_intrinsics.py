@@ -78,5 +78,5 @@ def store(dim: int, relu: bool = False) -> Intrinsic:
 
 
 def intrinsics(dim: int) -> tuple[Intrinsic, ...]:
-    """All that an array of this size has."""
+    """The intrinsics of an array of this size."""
     return (multiply(dim), load(dim), load(dim, accumulator=True), store(dim), store(dim, relu=True))

@@ -115,7 +115,7 @@ class Fragment:
 
 
 def vector(tensor: te.Tensor) -> Fragment:
-    """All elements of a tile in one register, row-major."""
+    """A tile as one register, row-major."""
 
     def element(lane: Any, n: Any) -> tuple[Any, ...]:
         found = []

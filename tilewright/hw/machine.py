@@ -18,7 +18,7 @@ from tilewright.hw.gpu import GpuMachine
 
 
 class Machine(Protocol):
-    """What target-independent packages know about a machine: its kind, and its description."""
+    """The properties of a machine that target-independent packages need: its kind, and its description."""
 
     kind: ClassVar[str]
 

@@ -67,17 +67,16 @@ def warpgroup_multiply(columns: int, dtype: DType, *, left_in_registers: bool = 
 
 
 def matrix_descriptor(row_bytes: int, panel_bytes: int = _CHUNK) -> int:
-    """What is constant in the descriptor of an operand with rows of 128, 64 or 32 bytes; the address of its first atom
-    divided by 16 is added. An atom begins at a multiple of its size.
-
-    Rows along k: 2 more for each step of 32 bytes within the row; eight rows follow each other closely. Rows across k:
-    `panel_bytes` is how far the next panel of rows lies; a step of 16 along k is 16 rows further."""
+    """The constant part of the descriptor of an operand with rows of 128, 64 or 32 bytes; add the address of its first
+    atom divided by 16. An atom begins at a multiple of its size. For rows along k, add 2 for each step of 32 bytes
+    within the row; groups of eight rows are contiguous. For rows across k, `panel_bytes` is the distance of the next
+    panel of rows; a step of 16 along k is 16 rows."""
     stride = _ATOM_ROWS * row_bytes // _CHUNK
     return panel_bytes // _CHUNK << 16 | stride << 32 | _SWIZZLES[row_bytes] << 62
 
 
 def swizzled_offset(row: int, byte: int, row_bytes: int) -> int:
-    """Where a byte of a row lies, from the beginning of the operand."""
+    """The offset of a row's byte from the beginning of the operand."""
     chunk, rest = divmod(byte, _CHUNK)
     turn = {128: row & 7, 64: row >> 1 & 3, 32: row >> 2 & 1}[row_bytes]
     return row * row_bytes + (chunk ^ turn) * _CHUNK + rest

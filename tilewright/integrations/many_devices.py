@@ -28,12 +28,9 @@ from tilewright.tune.effort import parse_duration
 
 @dataclass(frozen=True)
 class DeviceResult:
-    """What a run did for one kind of device.
-
-    `models`: compiled for it, in order; none where `error` says why. `use`: by device, how many trials it timed and how
-    many seconds it was busy. `given_again`: work items that went to another node. `aside`: workers that were left
-    out, with the reasons.
-    """
+    """The result of a run for one kind of device. `models`: compiled for it, in order; none if `error` is set. `use`:
+    by device, how many trials it timed and how many seconds it was busy. `given_again`: work items that went to another
+    node. `aside`: workers that were left out, with the reasons."""
 
     models: list[CompiledModel]
     error: TilewrightError | None = None

@@ -152,7 +152,7 @@ class Operator:
         return found
 
     def _every(self, args: Sequence[Any]) -> list[Any]:
-        """With defaults for those that were left out."""
+        """The arguments, with defaults for missing ones."""
         return [*args, *(each.default for each in self.parameters[len(args) :])]
 
     def _schema(self) -> str:

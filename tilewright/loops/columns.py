@@ -47,8 +47,7 @@ _SHORT_ROW = 32  # vectors of a row that is processed as a whole
 
 @dataclass(frozen=True)
 class _Tile:
-    """How many rows and vectors are combined before the accumulators are updated, and the cache level of
-    prefetches."""
+    """The rows and vectors that are combined before the accumulators are updated, and the cache level of prefetches."""
 
     rows: int
     vectors: int

@@ -228,8 +228,8 @@ class Pop:
 
 @dataclass(frozen=True)
 class Warp:
-    """For each operand of the instruction, the result first: the buffer and the start of a thread's fragment in it;
-    `thread` is the thread index."""
+    """An instruction of a warp. For each operand, the result first: the buffer and the start of a thread's fragment in
+    it; `thread` is the thread index."""
 
     instruction: Intrinsic
     thread: Var
@@ -358,7 +358,7 @@ def local_buffers(program: Program) -> list[Buffer]:
 
 
 def foreign_scope(program: Program, scopes: Collection[Scope]) -> str | None:
-    """What is wrong with the first buffer in a scope that is not in `scopes`; None if all are."""
+    """The error for the first buffer in a scope that is not in `scopes`; None if there is none."""
     for buffer in (*program.params, *local_buffers(program)):
         if buffer.scope not in scopes:
             known = ", ".join(scope.value for scope in scopes)

@@ -404,7 +404,7 @@ def _slow_passes(formula: Formula) -> tuple[int, ...]:
 
 
 def _a_page_ahead(formula: Formula, machine: CpuMachine, loads: Sequence[te.Load]) -> tuple[te.Load, ...]:
-    """For contiguous rows, if the hardware prefetcher is not page-based."""
+    """Whether to prefetch a page ahead: for contiguous rows, if the hardware prefetcher is not page-based."""
     if machine.prefetches_by_page:
         return ()
     length = formula.reductions[0].length

@@ -119,7 +119,7 @@ class _Rows:
         return block(*stmts, *remembered)
 
     def _before(self, result: Buffer) -> Buffer:
-        """Where a result of the previous group is kept."""
+        """The buffer that keeps a result of the previous group."""
         return replace(result, name=f"{result.name}_before", size=self.plan.together)
 
     def _in_group(self, stmt: Stmt, group: te.Expr | int) -> Stmt:

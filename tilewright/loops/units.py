@@ -56,7 +56,7 @@ class Timeline:
 
 @dataclass
 class Order:
-    """What each unit knows of the others. `cycles`: of one statement of each unit; one if it is not named."""
+    """The order between units. `cycles`: of one statement of each unit; one if it is not named."""
 
     cycles: Mapping[Unit, float] = field(default_factory=dict)
 

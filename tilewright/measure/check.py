@@ -48,7 +48,7 @@ def kernel_error(info: TaskInfo, inputs: Sequence[np.ndarray], output: np.ndarra
 
 
 def checked_kernel(info: TaskInfo, inputs: Sequence[np.ndarray], output: np.ndarray) -> Checked:
-    """What `explain` shows: a kernel's error and, for a paired product, its certified share."""
+    """The check that `explain` shows: a kernel's error and, for a paired product, its certified share."""
     graph = _parsed(info.text)
     packings = (*info.packings, *[None] * (len(inputs) - len(info.packings)))
     arrays = [

@@ -233,7 +233,7 @@ class Disturbance:
         self._stream = self._device.new_stream()
 
     def begin(self, kind: tuple[int, int]) -> None:
-        """When this returns, the caches are full of other data, and the GPU is busy for some 100 us."""
+        """Flush the caches with other data, and keep the GPU busy for some 100 us, before a timing."""
         self._device.fill(self._data.address, 0, self._bytes)
         self._device.synchronise()
         blocks, rounds = kind

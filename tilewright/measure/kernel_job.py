@@ -90,8 +90,8 @@ class BuiltKernel(msgspec.Struct, frozen=True, tag=True):
 
 
 class Expected(msgspec.Struct, frozen=True, tag=True):
-    """What tensors hold after the launch, in the file that comes with it (or in the spec's own). `masks`: of each, the
-    elements that are known; none: all."""
+    """The expected contents of tensors after the launch, in the file that comes with it (or in the spec's own).
+    `masks`: the known elements of each; none: all."""
 
     arrays: tuple[StoredArray, ...]
     masks: tuple[StoredArray, ...]

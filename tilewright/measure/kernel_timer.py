@@ -51,7 +51,7 @@ class Device(Protocol):
     """The tensors of a launch where it runs, and a clock there."""
 
     def tensors(self) -> dict[str, Any]:
-        """As the user gave them; the same memory each time."""
+        """The tensors as the user passed them; the same memory each time."""
 
     def results(self) -> LaunchMemory:
         """The memory after what was launched, in this process."""
@@ -174,7 +174,7 @@ class KernelTimer:
         return worst
 
     def _results_of_start(self) -> dict[str, np.ndarray]:
-        """Where neither a reference nor an interpreter says what is right: what the start config computes."""
+        """The results of the start config, as the expected ones if there is neither a reference nor an interpreter."""
         launch = self._launch.prepare(self._device.tensors(), self._spec.start, self._spec.start_grid)
         self._heartbeat(True)
         launch()

@@ -40,7 +40,7 @@ Layout = tuple[tuple[int, ...], tuple[bool, ...]]  # sizes of buffers, and which
 
 
 class TimingSetup(Protocol):
-    """What a task is timed on."""
+    """The inputs and buffers that a task is timed on."""
 
     @property
     def machine(self) -> CpuMachine: ...

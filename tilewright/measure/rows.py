@@ -40,7 +40,7 @@ class FewRows:
         return self.task.output.shape[0]
 
     def repeats(self, rng: np.random.Generator) -> np.ndarray:
-        """For each row of the whole, the row that it repeats: each at least once, in random order."""
+        """The row that each row of the whole repeats: each at least once, in random order."""
         rows = math.prod(self.batch)
         found = np.concatenate([np.arange(self.count), rng.integers(0, self.count, rows - self.count)])
         return np.asarray(rng.permutation(found), np.int64)
@@ -99,7 +99,7 @@ def _shrunk(task: Task, leading: int) -> FewRows | None:
 
 
 class _Batched:
-    """Which nodes of a graph have the batch as leading axes; the others are the same for all rows."""
+    """The nodes of a graph whose leading axes are the batch; the others are the same for all rows."""
 
     def __init__(self, batch: tuple[int, ...], lead: tuple[int, ...]) -> None:
         self.batch, self.lead = batch, lead

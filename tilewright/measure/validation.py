@@ -113,7 +113,7 @@ class OutOfBoundsWrite(WrongResult):
 
 @dataclass(frozen=True)
 class Repeats:
-    """For each row of a task, the distinct row that it repeats, and the shapes of the inputs that have rows (None:
+    """The distinct row that each row of a task repeats, and the shapes of the inputs that have rows (None for
     others)."""
 
     rows: np.ndarray

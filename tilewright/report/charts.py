@@ -132,7 +132,7 @@ def predictions(report: Report, width: int = 620, height: int = 420) -> Figure |
 
 
 def kind_of(task: TaskReport) -> str:
-    """What limits a kernel's speed, roughly: one of SHAPES."""
+    """The approximate limit of a kernel's speed: one of SHAPES."""
     known = table()
     fusions = {known[name].fusion for name in task.label.split("+") if name in known}
     if Fusion.COMPLEX in fusions:

@@ -156,7 +156,7 @@ class MachineSummary:
 
 @dataclass(frozen=True)
 class DeviceReport:
-    """What one device of a pool did in the tuning run. `share`: of the run, in which it was busy."""
+    """The use of one device of a pool in the tuning run. `share`: of the run in which it was busy."""
 
     name: str
     trials: int
@@ -195,7 +195,7 @@ class Report:
 
     @property
     def failures(self) -> dict[str, Counter[str]]:
-        """By kind, then by template."""
+        """The number of failures by kind, then by template."""
         found: dict[str, Counter[str]] = {}
         for trial in self.trials:
             if trial.failure:
@@ -318,7 +318,7 @@ def decided(decision: Decision | None) -> Mapping[str, Any]:
 
 
 def _call(model: ModelReport, tasks: Sequence[TaskReport]) -> list[dict[str, Any]]:
-    """Where the time of a call goes: one span per kernel, in execution order."""
+    """The spans of a call: one per kernel, in execution order."""
     events = [_name("process_name", 1, 0, "one call of the model, by layer")]
     by_key = {task.key: task for task in tasks}
     now = 0.0
@@ -331,7 +331,7 @@ def _call(model: ModelReport, tasks: Sequence[TaskReport]) -> list[dict[str, Any
 
 
 def _trials(tasks: Sequence[TaskReport]) -> list[dict[str, Any]]:
-    """When each trial ran, one row per task."""
+    """The times at which trials ran, one row per task."""
     begin = min((trial.when - trial.took for task in tasks for trial in task.trials), default=0.0)
     events = [_name("process_name", 2, 0, "trials")]
     for number, task in enumerate(task for task in tasks if task.trials):

@@ -129,7 +129,7 @@ class _Search:
                     self._refuse(signature, group)
 
     def _of_greedy(self, greedy: Fused) -> list[_Option]:
-        """The greedy groups; those of one unit are marked among the single ones."""
+        """The greedy groups. Groups of one unit are marked among the single ones."""
         found = []
         for group in greedy.groups:
             units = self._units.group_of(group.members)
@@ -149,7 +149,7 @@ class _Search:
     # -- tasks and times
 
     def _signature(self, units: Sequence[Unit]) -> object:
-        """Equal for groups that are equal as tasks, without building the task of every group."""
+        """A key that is equal for groups that are equal as tasks, computed without building the task of every group."""
         inside = {node: number for number, unit in enumerate(units) for node in (unit.output, *unit.through)}
         outside: dict[Node, int] = {}
         found = []
@@ -188,7 +188,7 @@ class _Search:
         return {}
 
     def _refuse(self, signature: object, units: Sequence[Unit]) -> None:
-        """Remember why two contractions have no kernel together. Groups of these and their neighbours say no more."""
+        """Remember why two contractions have no kernel together. Larger groups that contain both add no information."""
         if signature in self._refused:
             found = self._refused[signature]
             self._refused[signature] = structs.replace(found, calls=found.calls + 1)
@@ -216,7 +216,7 @@ class _Search:
     # -- search
 
     def run(self, max_states: int) -> list[_Option]:
-        """The options of the cheapest cut, after asking for the time of each that is in doubt."""
+        """The options of the cheapest cut, after pricing each one that matters for it."""
         several = [*self.greedy, *self.larger]
         self._costs.prepare(
             [self._task(option.signature, option.units) for option in (*self.single, *several)]
@@ -314,7 +314,7 @@ class _Search:
 
 
 def _plain(option: _Option) -> float:
-    """Its time without the margin."""
+    """The time without the margin."""
     return 0.0 if option.price is None else option.price.seconds
 
 

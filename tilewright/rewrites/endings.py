@@ -21,7 +21,7 @@ MAX_STATES = 20_000
 
 @dataclass(frozen=True)
 class Group:
-    """Units as bits, and the seconds of one kernel for all of them."""
+    """A set of units, as bits, and the seconds of one kernel for all of them."""
 
     units: int
     seconds: float
@@ -33,7 +33,7 @@ class TooManyStates(Exception):
 
 @dataclass(frozen=True)
 class Cut:
-    """`groups` of the cheapest cut, the first to compute first; `states` visited."""
+    """The `groups` of the cheapest cut, in order of computation, and the number of visited `states`."""
 
     seconds: float
     groups: tuple[Group, ...]
@@ -41,8 +41,8 @@ class Cut:
 
 
 def cheapest_cut(count: int, groups: Mapping[int, Sequence[Group]], max_states: int = MAX_STATES) -> Cut:
-    """The cheapest cut of `count` units. `groups`: those with each unit as output; each unit has at least one.
-    Raises TooManyStates."""
+    """The cheapest cut of `count` units. `groups`: those that end in each unit, at least one for each. Raises
+    TooManyStates."""
     whole = (1 << count) - 1
     best: dict[int, tuple[float, Group | None, int]] = {whole: (0.0, None, 0)}
     waiting: list[list[int]] = [[] for _ in range(count + 1)]

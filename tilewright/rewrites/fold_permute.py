@@ -85,7 +85,7 @@ def _flattened_from(axes: Sequence[int], permuted: Sequence[int], length: int) -
 
 
 def _positions(axes: Sequence[int], begin: int) -> list[int]:
-    """For each flattened axis before the permute, its position after it."""
+    """The position of each flattened axis after the permute."""
     return [position - begin for position in inverse(axes)[begin:]]
 
 

@@ -138,7 +138,7 @@ class _Conversion:
         return Graph(self.graph.inputs, outputs)
 
     def foldable(self, node: Node) -> LayoutChoice:
-        """For movement of a constant: the constant's own storage, if that suffices."""
+        """The layout choice for movement of a constant: the constant's own storage, if that suffices."""
         return layout_choices_of(node, [list(self.there[operand]) for operand in node.inputs], ())[0]
 
     def want(self, value: Node, order: Order) -> Node:

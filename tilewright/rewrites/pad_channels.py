@@ -50,7 +50,7 @@ _CONTRACTIONS = frozenset(["conv", "matmul", "linear"])
 
 @dataclass(frozen=True)
 class PadChannels(Pass):
-    """`multiple`: of the channels of a value of this type, such as 8."""
+    """`multiple`: the multiple to which the channels of a value of a type are padded, such as 8."""
 
     name = "pad-channels"
 
@@ -83,7 +83,7 @@ class PadChannels(Pass):
 
 
 def padded_channels(node: Node, multiple: int) -> int:
-    """The channels of a value with padding; its own number if none is needed, or too much."""
+    """The number of channels with padding; unchanged if no padding is needed, or if it would be too much."""
     channels = node.shape[-1] if node.type.rank else 1
     more = -(-channels // multiple) * multiple
     return more if more <= MAX_PADDING * channels else channels
@@ -127,7 +127,7 @@ def _region(value: Node, users: Mapping[Node, list[Node]]) -> set[Node]:
 
 
 def _clusters(regions: Sequence[set[Node]], users: Mapping[Node, list[Node]]) -> list[list[set[Node]]]:
-    """Regions that contractions connect: one is the operand, the other the result."""
+    """Groups of regions that contractions connect: one region contains the operand, the other the result."""
     number = {node: n for n, region in enumerate(regions) for node in region}
     parent = list(range(len(regions)))
 
@@ -147,7 +147,7 @@ def _clusters(regions: Sequence[set[Node]], users: Mapping[Node, list[Node]]) ->
 
 
 def _is_contraction(node: Node) -> bool:
-    """Whether channels are last, its weight can be padded, and it has one group."""
+    """Whether it is a contraction with channels last, one group, and a weight that can be padded."""
     if node.op not in _CONTRACTIONS or not node.inputs[1].is_constant or node.inputs[0].is_constant:
         return False
     if any(not operand.is_constant for operand in node.inputs[1:]):
@@ -163,7 +163,7 @@ def _ends(user: Node, value: Node) -> bool:
 
 
 def _carried(node: Node) -> list[Node]:
-    """The operands whose channels are those of the node."""
+    """The operands whose channels correspond to the node's."""
     if node.is_input or node.is_constant:
         return []
     same = [x for x in node.inputs if not x.is_constant and x.type.rank and x.shape[-1] == node.shape[-1]]
@@ -196,8 +196,8 @@ def _is_depthwise(node: Node) -> bool:
 
 
 def _stays_finite(graph: Graph, region: Collection[Node]) -> bool:
-    """Whether padded channels hold finite numbers in all values of a region: they begin as zeros, and constants for all
-    channels, such as the one of x + 1, may change them."""
+    """Whether padded channels stay finite in all values of a region. They start as zeros; constants for all channels,
+    such as the 1 in x + 1, may change them."""
     held: dict[Node, np.ndarray] = {}  # the least and the greatest number, and zero
     for node in graph.nodes():
         if node not in region:
@@ -217,7 +217,7 @@ def _stays_finite(graph: Graph, region: Collection[Node]) -> bool:
 
 
 def _for_padding(operand: Node, node: Node) -> np.ndarray:
-    """What a constant operand holds for padded channels."""
+    """The value of a constant operand in padded channels."""
     data = operand.data
     if data is None or (data.ndim and data.shape[-1] == node.shape[-1] > 1):
         return np.zeros(1)
@@ -226,7 +226,7 @@ def _for_padding(operand: Node, node: Node) -> np.ndarray:
 
 
 def _at(node: Node, operands: Sequence[np.ndarray]) -> np.ndarray:
-    """An elementwise operator at each combination of numbers."""
+    """The results of an elementwise operator for each combination of numbers."""
     grid = [each.reshape(-1) for each in np.meshgrid(*operands)]
     types = [TensorType(grid[0].shape, x.dtype) for x in node.inputs]
     made = apply(node.op, *(input_node(number, type) for number, type in enumerate(types)), **node.attrs)
@@ -234,7 +234,7 @@ def _at(node: Node, operands: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _keeps(node: Node, region: Collection[Node]) -> bool:
-    """Whether a value of a region is computed with padded channels; otherwise they are added by a copy."""
+    """Whether a value of a region is computed with padded channels; otherwise a copy adds them."""
     return _is_contraction(node) or (
         bool(_carried(node)) and all(x in region and _follows(node, x) for x in _carried(node))
     )
@@ -282,7 +282,7 @@ def _same(node: Node, whole: Callable[[Node], Node]) -> Node:
 
 
 def _contraction(node: Node, data: Node, channels: int) -> Node:
-    """The contraction of `data` with this many channels of results."""
+    """The contraction of `data`, with this many channels of results."""
     outward, inward = (0, 1) if node.op == "linear" else (-1, -2)
     weight = _filled(_filled(node.inputs[1], inward, data.shape[-1]), outward, channels)
     bias = [_filled(each, -1, channels) for each in node.inputs[2:]]
@@ -299,7 +299,7 @@ def _with_zeros(value: Node, channels: int) -> Node:
 
 
 def _followed(node: Node, large: Mapping[Node, Node], whole: Callable[[Node], Node], channels: int) -> Node:
-    """A node that keeps channels apart, on padded operands."""
+    """A node that does not mix channels, on padded operands."""
     operands = []
     for operand in node.inputs:
         if operand in large:
@@ -315,7 +315,7 @@ def _followed(node: Node, large: Mapping[Node, Node], whole: Callable[[Node], No
 
 
 def _filled(weight: Node, axis: int, extent: int) -> Node:
-    """A constant with zeros up to `extent`."""
+    """A constant, padded with zeros to `extent`."""
     data = weight.data
     assert data is not None
     if data.shape[axis] == extent:
@@ -326,7 +326,7 @@ def _filled(weight: Node, axis: int, extent: int) -> Node:
 
 
 def _resized(node: Node, channels: int) -> Node:
-    """The value with more channels, or with fewer."""
+    """The value with more or fewer channels."""
     rank, more = node.type.rank, channels - node.shape[-1]
     zeros = (0,) * rank
     if more >= 0:

@@ -33,7 +33,7 @@ from tilewright.support.trace import Trace
 
 @dataclass(frozen=True)
 class Abilities:
-    """What the machine's kernels can compute."""
+    """The operations that the machine's kernels can compute."""
 
     attention: bool = True
     chains: bool = True  # a depthwise convolution with the pointwise ones around it

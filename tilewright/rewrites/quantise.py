@@ -153,7 +153,7 @@ class _Quantiser:
 
 
 def _is_contraction(node: Node) -> bool:
-    """With constant weights, of floats."""
+    """Whether it is a contraction of floats with constant weights."""
     if node.op not in ("conv", "linear") or node.dtype is not DType.F32:
         return False
     if node.op == "conv" and (node.attrs["groups"] != 1 or node.attrs["layout"] != "channels_first"):
@@ -162,7 +162,7 @@ def _is_contraction(node: Node) -> bool:
 
 
 def _named(made: Node, origin: Node) -> Node:
-    """For people: with the name and layer of what it stands for."""
+    """The node with the name and the layer of the node that it replaces, for messages."""
     return made if made is origin else replace(made, name=origin.name, source=origin.source)
 
 

@@ -301,7 +301,8 @@ def _undone(node: Node, shape: tuple[int, ...]) -> bool:
 
 
 def anchor_rank(node: Node, build: Simplifier, depth: int = 8) -> int:
-    """What an elementwise consumer of `node` could be fused with: 2 a contraction, 1 a reduction, 0 neither."""
+    """The kind of group that an elementwise consumer of `node` could be fused into: 2 a contraction's, 1 a reduction's,
+    0 neither."""
     if depth == 0 or node.is_input or node.is_constant or not build.single_use(node):
         return 0
     fusion = op_of(node.op).fusion

@@ -32,8 +32,9 @@ _IN_ORDER = ("reshape", "broadcast_to", "pad")  # movement that keeps neighbours
 
 @dataclass(frozen=True, eq=False)
 class Unit:
-    """Nodes that stay together. Others read `output` only, and `readers` are the units that do, through views
-    (`through`); None if it must be in memory: it is an output of the graph, or read at an offset."""
+    """Nodes that always share a kernel. Others read only `output`. `readers` are the units that read it, possibly
+    through views (`through`); None if it must be in memory, as an output of the graph or because it is read at an
+    offset."""
 
     number: int
     members: tuple[Node, ...]
@@ -51,7 +52,7 @@ class Unit:
 
     @cached_property
     def is_alone(self) -> bool:
-        """Whether nothing is ever fused with it."""
+        """Whether it is never fused with another unit."""
         ops = {node.op for node in self.members}
         opaque = any(op_of(op).fusion is Fusion.OPAQUE for op in ops)
         return opaque or bool(ops & {"concat", TILE_KERNEL}) or not self.output.type.size
@@ -62,7 +63,8 @@ def _may_share(units: Sequence[Unit]) -> bool:
 
 
 def _reads_in_order(units: Sequence[Unit]) -> bool:
-    """Whether no contraction gathers its operand: a movement by itself is faster, and predictions do not see why."""
+    """Whether no contraction gathers its operand. A separate movement is faster, for a reason that predictions do not
+    model."""
     if len(units) == 1 or not any(unit.contractions for unit in units):
         return True
     moves = [node.op for unit in units if not unit.contractions for node in unit.members]
@@ -70,8 +72,8 @@ def _reads_in_order(units: Sequence[Unit]) -> bool:
 
 
 def _pads_no_sum(units: Sequence[Unit]) -> bool:
-    """Whether no contraction's or reduction's result is padded: operands would be read at the border too, where there
-    are none."""
+    """Whether no result of a contraction or reduction is padded: its operands would be read out of bounds at the
+    border."""
     summed: set[Node] = set()
     for node in members_of(units):
         if fusion_of(node) in (Fusion.COMPLEX, Fusion.REDUCTION) or not summed.isdisjoint(node.inputs):
@@ -82,7 +84,7 @@ def _pads_no_sum(units: Sequence[Unit]) -> bool:
 
 
 def _is_writable(units: Sequence[Unit]) -> bool:
-    """Whether the formula is not too large, counted as `expansion.py` does. A contraction's result is one value."""
+    """Whether the formula is small enough, as `expansion.py` counts it. A contraction's result counts as one value."""
     sizes: dict[Node, tuple[int, int]] = {}
     for node in members_of(units):
         own = expansion_of(node)
@@ -137,7 +139,7 @@ RULES = (
 
 
 def refused(units: Sequence[Unit]) -> str | None:
-    """The name of the first rule that the group breaks."""
+    """The name of the first rule that the group breaks, or None."""
     return next((rule.name for rule in RULES if not rule.holds(units)), None)
 
 
@@ -153,9 +155,9 @@ class Units:
         cuts: bool = False,
         joins: bool = False,
     ) -> None:
-        """`fused`: the groups of `fuse`. `greedy`: the baseline's; each of its groups is a union of units. `kept`:
-        nodes that need memory of their own. `cuts`: whether epilogues are cut off. `joins`: whether a contraction is
-        joined with the reduction of its results later, when both have been measured (`join_reductions.py`)."""
+        """`fused`: the groups of `fuse`. `greedy`: those of the baseline; each is a union of units. `kept`: nodes that
+        need memory of their own. `cuts`: whether an epilogue may become a kernel of its own. `joins`: whether a
+        reduction may later be fused into the contraction before it, once both are measured (`join_reductions.py`)."""
         self._joins = joins
         self._users = graph.users()
         self._views, self._offsets = fused.views, fused.offsets
@@ -173,9 +175,9 @@ class Units:
         self.all = [self._unit(number, members) for number, members in enumerate(made)]
 
     def _is_wanted(self, group: Group, holder: Mapping[Node, Group]) -> bool:
-        """Whether the only reader of a group could take the end of its epilogue: a reduction or a depthwise
-        convolution. That a library's call is followed by a kernel for the epilogue is a candidate of the whole group,
-        and needs no cut."""
+        """Whether the only reader of a group could compute the end of its epilogue: a reduction or a depthwise
+        convolution. A library call followed by a kernel for the epilogue is a candidate of the whole group and needs no
+        cut."""
         readers: set[Group] = set()
         waiting = [group.output]
         while waiting:
@@ -214,7 +216,7 @@ class Units:
         return Unit(number, tuple(members), output, None if in_memory else frozenset(readers), ordered)
 
     def group_of(self, nodes: Collection[Node]) -> tuple[Unit, ...] | None:
-        """The units with exactly these nodes (and views between them); None if they are not whole units."""
+        """The units that consist of exactly these nodes, and views between them; None if they are not whole units."""
         numbers = sorted({self._holder[node] for node in nodes if node in self._holder})
         units = tuple(self.all[number] for number in numbers)
         whole = {node for unit in units for node in unit.members}
@@ -258,7 +260,7 @@ class Units:
         return [tuple(each) for each in found]
 
     def as_group(self, units: Sequence[Unit], anchors: Mapping[Node, Node]) -> Group:
-        """The group that one kernel computes. `anchors`: the anchor of each node's group before."""
+        """The group that one kernel computes. `anchors`: the anchor of each node's original group."""
         members = members_of(units)
         inside = set(members)
         found = list(
@@ -276,7 +278,7 @@ def _is_joined_later(units: Sequence[Unit]) -> bool:
 def _cut(
     group: Group, baseline: Mapping[Node, int], users: Mapping[Node, Sequence[Node]], cuts: bool
 ) -> Iterator[list[Node]]:
-    """The units of a group. Each has one output; a cut that would give two is left out."""
+    """The units of a group, each with one output. A cut that would create two outputs is omitted."""
     members = group.members
     marks = [baseline.get(node, -1) for node in members]
     cut_at: set[int] = set()
@@ -308,7 +310,8 @@ def _cut(
 def _has_one_output(
     part: Sequence[Node], among: Collection[Node], users: Mapping[Node, Sequence[Node]]
 ) -> bool:
-    """Whether only its last node is read by the rest of its group, and no node before the cut by none of it."""
+    """Whether a part of a group has one output: only its last node is read outside the part, and the rest of the group
+    reads it."""
     inside = set(part)
     hidden = part[:-1]
     if any(not inside.issuperset(users[node]) for node in hidden):
@@ -317,7 +320,7 @@ def _has_one_output(
 
 
 def _is_bias(node: Node, anchor: Node) -> bool:
-    """Whether it adds a constant vector: every kernel of a contraction can, at no cost."""
+    """Whether it adds a constant vector: every kernel of a contraction can do that at no cost."""
     if node.op != "add" or anchor not in node.inputs:
         return False
     return all(operand is anchor or operand.is_constant for operand in node.inputs)

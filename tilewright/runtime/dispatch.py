@@ -36,7 +36,7 @@ _WAITING = 1024  # maximum shapes that are counted but not compiled
 
 @dataclass(frozen=True)
 class Policy:
-    """How many shapes are compiled, and when: `compile(..., dynamic=Policy(limit=4))`."""
+    """The number of shapes that are compiled, and when: `compile(..., dynamic=Policy(limit=4))`."""
 
     limit: int = 16  # maximum variants
     eager: int = 4  # compiled at their first occurrence

@@ -225,7 +225,7 @@ class Executor:
         return frame
 
     def summary(self) -> str:
-        """What an accelerator runs of the plan, for `explain`; "" where there is none."""
+        """The part of the plan that an accelerator runs, for `explain`; "" if there is none."""
         return ""
 
     # -- looking inside --------------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ def restore_weights(columns: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def certified_ratios(k_first: np.ndarray) -> np.ndarray:
-    """For each column, the least |a|_1 / (sqrt(K) |a|_2) of a row for which the trick is certified."""
+    """The least |a|_1 / (sqrt(K) |a|_2) of a row for which the trick is certified, for each column."""
     k_size = len(k_first)
     flat = k_first.reshape(k_size, -1)
     found = np.empty(flat.shape[1], np.float32)

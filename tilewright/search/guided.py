@@ -96,7 +96,7 @@ class Guided(Search):
         return new
 
     def _drafted_of(self, applied: Applied, count: int) -> list[Config]:
-        """All configs of a small space; otherwise samples, and as many again on a descent from the best of them."""
+        """All configs of a small space; otherwise samples, and as many configs on a descent from the best of them."""
         space, slow = applied.space, _is_slow(applied)
         if space.size <= (_SLOW if slow else count):
             listed: Iterable[Config | None] = space.configs()

@@ -170,7 +170,7 @@ class Candidates(Configs):
         return usable
 
     def implementation(self, config: Config) -> Implementation:
-        """What a config builds, with its loop programs verified."""
+        """The implementation that a config describes, with its loop programs verified."""
         made = self.of_config(config).program(config)
         found = made if isinstance(made, Implementation) else Implementation.single(self.work.task, made)
         found.verify()

@@ -79,7 +79,7 @@ class TwoFactorContraction:
         return self.left.dtype
 
     def access_matrix(self, axes: Sequence[te.Var], swapped: bool) -> tuple[tuple[bool, ...], ...]:
-        """Which axes the result and both factors (in this order, or swapped) depend on."""
+        """The axes that the result and both factors (in this order, or swapped) depend on."""
         factors = (self.right, self.left) if swapped else (self.left, self.right)
         tensors: list[Collection[te.Expr]] = [self.formula.axes, *(factor.variables for factor in factors)]
         return tuple(tuple(axis in tensor for axis in axes) for tensor in tensors)

@@ -50,7 +50,7 @@ class InnerLoop:
 
 @dataclass(frozen=True)
 class TileGrid:
-    """Which tiles concurrent blocks have in common: blocks form groups of `together` rows."""
+    """The tiles that concurrent blocks share: blocks form groups of `together` rows."""
 
     rows: int
     columns: int

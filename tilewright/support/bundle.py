@@ -206,7 +206,7 @@ def restored(bundle: Bundle, wrap: Callable[[types.FunctionType], Any]) -> Any:
 
 
 def value_of(reference: Reference) -> Any:
-    """What a constant stands for."""
+    """The value that a constant represents."""
     return _value((reference[0], reference[1]), [])
 
 

@@ -77,8 +77,8 @@ class GemminiTarget(ProcessorTarget):
             return self._joined(found)
 
     def _joined(self, partition: Partition) -> Partition:
-        """With calls that the accelerator computes along with a layer in one task with it: the scaling of a residual
-        before it, max pooling after it."""
+        """The partition with calls merged into the layer's task if the accelerator computes them with it: the scaling
+        of a residual before it, max pooling after it."""
         readers = reader_counts(partition)
         calls: list[TaskCall] = []
         writer: dict[Node, TaskCall] = {}

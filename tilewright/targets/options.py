@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the stages after the import need to know, besides the model. `runner` measures instead of the target's
-    own, on another machine."""
+    """The settings of the stages after the import. `runner` replaces the target's own runner and measures on another
+    machine."""
 
     target: Target
     numerics: str = "fast"
@@ -47,7 +47,7 @@ class Settings:
 
     @property
     def cutting(self) -> Cutting:
-        """How the graph is cut into tasks. A lock file names tasks, so they must not depend on what was measured."""
+        """The way the graph is cut into tasks. A lock file names tasks, so they must not depend on measurements."""
         threads = self.target.threads(self.threads)
         return Cutting(self.partition, threads, self.tuning.db, measured=self.lock is None)
 

@@ -202,7 +202,7 @@ def _default_part(task: Task, target: Target, numerics: str) -> Part:
 
 
 def _task_layers(partitions: Sequence[Partition]) -> dict[str, str]:
-    """By task key: the layers that its calls compute, as one name."""
+    """The layers that a task's calls compute, as one name; by task key."""
     found: dict[str, list[str]] = {}
     for partition in partitions:
         for call in partition.calls:
@@ -211,7 +211,7 @@ def _task_layers(partitions: Sequence[Partition]) -> dict[str, str]:
 
 
 def _layers(partition: Partition) -> dict[str, list[str]]:
-    """By kernel key: the layers that each of its calls computes, as one name."""
+    """The layers that each call of a kernel computes, as one name; by kernel key."""
     found: dict[str, list[str]] = {}
     for call in partition.calls:
         found.setdefault(call.key, []).append(fused_name(call.layers))

@@ -84,7 +84,7 @@ def _combine(reduction: Reduce, elements: np.ndarray, rank: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Lanes:
-    """All index tuples of one stage at once; every value broadcasts over them."""
+    """The index tuples of one stage, evaluated at once; every value broadcasts over them."""
 
     stage: str
     values: Mapping[Source, np.ndarray]

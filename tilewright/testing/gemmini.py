@@ -282,7 +282,7 @@ def layer_memory(layer: Layer, rng: np.random.Generator) -> tuple[np.ndarray, Pl
 
 
 def layer_results(layer: Layer, dram: np.ndarray, at: Placement) -> np.ndarray:
-    """What a layer's program must write, computed without tiles, as bytes."""
+    """The bytes that a layer's program must write, computed without tiles."""
 
     def tensor(start: int, shape: tuple[int, ...], dtype: type = np.int8) -> np.ndarray:
         count = int(np.prod(shape)) * np.dtype(dtype).itemsize

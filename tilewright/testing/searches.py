@@ -139,7 +139,7 @@ class SearchSuite:
         assert set(asked) | set(known) == set(candidates.configs())
 
     def test_outcomes_of_configs_that_are_none_of_its_are_passed_over(self) -> None:
-        """For example, those of another version's records."""
+        """Outcomes of unknown configs are ignored, such as those of another version's records."""
         search = self._searcher(_small())
         strange = Config("winograd", (("outputs", 99),))
         foreign = Config.of("attention", {"vectors": 1, "keys": -7, "stage": False})

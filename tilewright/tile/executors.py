@@ -40,12 +40,9 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of the arguments besides their types.
-
-    `disjoint`: no two tensors share an element, a tensor that is passed twice included.
-    `divisors`: (parameter, d) where d > 1 divides a tensor's address in bytes or an integer argument: a power of two up
-    to 16. Only found for executors that ask for it (`wants_divisors`).
-    """
+    """Facts about the arguments besides their types. `disjoint`: no two tensors share an element, a tensor that is
+    passed twice included. `divisors`: (parameter, d) where d > 1 divides a tensor's address in bytes or an integer
+    argument: a power of two up to 16. These are determined only for executors that request them (`wants_divisors`)."""
 
     disjoint: bool = False
     divisors: tuple[tuple[str, int], ...] = ()
@@ -71,7 +68,7 @@ class TileExecutor(Protocol):
     wants_divisors: bool
 
     def compile(self, program: TileProgram, facts: Facts, options: Options) -> Launchable | None:
-        """What runs this program; None: the interpreter does."""
+        """Compile the program for this executor; None if the interpreter must run it."""
 
     def source(self, program: TileProgram, facts: Facts, options: Options) -> str:
         """The code of the device that `compile` makes, for people: assembly, or CUDA."""

@@ -51,7 +51,7 @@ class TileType:
 
     @property
     def dtype(self) -> DType:
-        """The type of its numbers, or of what its pointers point to."""
+        """The type of its numbers, or the type that its pointers point to."""
         return self.element.element_ty if isinstance(self.element, Pointer) else self.element
 
     def of(self, element: DType | Pointer) -> TileType:
@@ -144,7 +144,7 @@ Node = Op | For | While | If
 
 @dataclass(frozen=True, eq=False)
 class TileProgram:
-    """A kernel, specialised: its parameters have types, its constexpr parameters are numbers in the body."""
+    """A specialised kernel: its parameters have types, and its constexpr parameters are constants in the body."""
 
     name: str
     params: tuple[Value, ...]
@@ -170,7 +170,7 @@ def blocks_of(node: Node) -> tuple[Block, ...]:
 
 
 def operands_of(node: Node) -> tuple[Value, ...]:
-    """What a node itself uses; not what its blocks use."""
+    """The values that a node uses itself, without those that its blocks use."""
     if isinstance(node, Op):
         return node.operands
     if isinstance(node, For):
@@ -181,7 +181,7 @@ def operands_of(node: Node) -> tuple[Value, ...]:
 
 
 def walk(block: Block) -> Iterator[Node]:
-    """Every node of a block and of the blocks inside, a node before those inside it."""
+    """All nodes of a block and of the blocks inside it; a node comes before those inside it."""
     for node in block.nodes:
         yield node
         for inner in blocks_of(node):

@@ -68,7 +68,7 @@ class Arguments:
     kinds: set[str]
 
     def values(self, program: TileProgram) -> list[Any]:
-        """One for each parameter: the address of a tensor, or the number itself."""
+        """One value for each parameter: the address of a tensor, or the number itself."""
         found = {**self.scalars, **{tensor.name: tensor.address for tensor in self.tensors}}
         return [found[param.name] for param in program.params]
 
@@ -181,7 +181,7 @@ class Kernel:
             )
 
     def _kind(self, arguments: Arguments, options: Mapping[str, Any] | None = None) -> str:
-        """Where the tensors are, or the accelerator beside the processor that `options` names."""
+        """The kind of device of the tensors, or the accelerator that `options` names."""
         if len(arguments.kinds) > 1:
             found = " and ".join(sorted(arguments.kinds))
             raise KernelArgumentError(
@@ -222,8 +222,8 @@ class Kernel:
     def prepare(
         self, grid: Grid, *args: Any, options: Mapping[str, Any] | None = None, **kwargs: Any
     ) -> Callable[[], None] | None:
-        """A launch with these arguments, all but the call itself done: for those who time it. None: the kernel cannot
-        be compiled for where its tensors are. The caller keeps the tensors alive."""
+        """A launch with these arguments, ready to be called: for timing. None if the kernel cannot be compiled for the
+        device of its tensors. The caller keeps the tensors alive."""
         bound = self._bind(args, kwargs)
         arguments = self._arguments(bound)
         program, sizes = self._program(arguments), self._grid(grid, bound)
@@ -259,7 +259,8 @@ class Kernel:
         return self._bind(args, kwargs)
 
     def describe(self, bound: Mapping[str, Any]) -> tuple[Arguments, str]:
-        """What a launch with these arguments is compiled for, and the kind of device that its tensors are on."""
+        """The types and constexprs that a launch with these arguments is compiled for, and the kind of its tensors'
+        device."""
         arguments = self._arguments(bound)
         return arguments, self._kind(arguments)
 
@@ -268,7 +269,7 @@ class Kernel:
         return self._grid(grid, dict(bound))
 
     def tensor_arguments(self, *args: Any, **kwargs: Any) -> list[TensorArgument]:
-        """The tensors of a launch with these arguments, as their memory."""
+        """The memory of the tensors of a launch with these arguments."""
         return self._arguments(self._bind(args, kwargs)).tensors
 
     def _program(self, arguments: Arguments) -> TileProgram:

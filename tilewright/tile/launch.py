@@ -23,7 +23,7 @@ _MAX_KNOWN = 4096  # signatures, before all are forgotten: constexprs that chang
 
 
 class WarmLaunches:
-    """What a kernel has launched, by signature."""
+    """The launches of a kernel so far, by signature."""
 
     def __init__(self, names: Sequence[str], constexprs: Sequence[bool]) -> None:
         self._names = tuple(names)
@@ -35,7 +35,7 @@ class WarmLaunches:
     def launch(
         self, grid: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Mapping[str, Any] | None
     ) -> bool:
-        """Whether the launch was known, and is done."""
+        """Launch a known signature; return False if it is unknown."""
         if not self._known:
             return False
         found = self._signature(args, kwargs, options)
@@ -72,7 +72,7 @@ class WarmLaunches:
         captured: Captured,
         divisors: bool,
     ) -> None:
-        """Keeps a launch that the long way has made."""
+        """Remember a launch that was prepared in full."""
         self._divisors = self._divisors or divisors
         for value in (*args, *kwargs.values()):
             if hasattr(value, "data_ptr"):

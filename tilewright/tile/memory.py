@@ -32,7 +32,7 @@ _ORIGIN = 1 << (_ROOM - 1)  # offset 0 is in the middle: offsets may be negative
 
 @dataclass(frozen=True)
 class TensorArgument:
-    """A tensor as its memory: sizes and strides in elements."""
+    """The memory of a tensor: sizes and strides in elements."""
 
     name: str
     dtype: DType
@@ -43,7 +43,7 @@ class TensorArgument:
 
     @property
     def extent(self) -> tuple[int, int]:
-        """Its bytes from the first to behind the last one; (address, address) where it has no elements."""
+        """The address of its first byte, and the one after its last; (address, address) if it has no elements."""
         if 0 in self.shape:
             return self.address, self.address
         low = sum(min(0, (n - 1) * s) for n, s in zip(self.shape, self.strides, strict=True))
@@ -53,7 +53,7 @@ class TensorArgument:
 
 @dataclass(eq=False)
 class _Allocation:
-    """Some bytes, counted in granules: the narrowest element among its tensors."""
+    """A range of bytes, counted in granules of the size of the narrowest element among its tensors."""
 
     start: int
     granule: int
@@ -76,9 +76,9 @@ class _Allocation:
 
 
 class _Shadow:
-    """For each granule the program instance and the access that last wrote it, read it, and added to it: -1 is none.
-    Of reads the first one and the last by another instance are kept: with both, no race with a later write is missed.
-    """
+    """For each granule, the program instance and the access that last wrote it, read it, and added to it; -1 is none.
+    Of the reads, the first one and the last one by another instance are kept: with both, no race with a later write is
+    missed."""
 
     def __init__(self, granules: int) -> None:
         self.writer, self.reader, self.second, self.adder = (
@@ -88,7 +88,8 @@ class _Shadow:
 
 
 class Memory:
-    """What one launch reads and writes. `current` is the program instance that runs, `site` its source line."""
+    """The memory that one launch reads and writes. `current` is the program instance that runs, `site` its source
+    line."""
 
     def __init__(self, tensors: Sequence[TensorArgument], debug: bool, unwritten: Sequence[str] = ()) -> None:
         self.debug = debug
@@ -137,7 +138,8 @@ class Memory:
     # -- accesses ----------------------------------------------------------------------------------------------------
 
     def load(self, addresses: np.ndarray, dtype: DType, mask: np.ndarray | None) -> np.ndarray:
-        """Elements where the mask is false are not read: 0, and in debug mode a NaN or a strange number."""
+        """Load elements. Those with a false mask are not read: they are 0, and in debug mode NaN or a conspicuous
+        number."""
         result = np.full(addresses.shape, _nothing(dtype) if self.debug else 0, dtype.numpy)
         active = np.ones(addresses.shape, np.bool_) if mask is None else mask
         for allocation, lanes, index in self._find(addresses, active, dtype, "load"):
@@ -177,7 +179,7 @@ class Memory:
     def _find(
         self, addresses: np.ndarray, active: np.ndarray, dtype: DType, what: str
     ) -> list[tuple[_Allocation, tuple[np.ndarray, ...], np.ndarray]]:
-        """By allocation: which lanes are in it, and at which of its elements."""
+        """For each allocation: which lanes access it, and which of its elements."""
         lanes = np.nonzero(active) if addresses.shape else ((np.nonzero(np.atleast_1d(active)))[0],)
         if addresses.shape == ():
             if not lanes[0].size:
@@ -208,7 +210,7 @@ class Memory:
         lanes: tuple[np.ndarray, ...],
         chosen: np.ndarray,
     ) -> np.ndarray:
-        """The elements at these offsets; raises OutOfBoundsError unless all are elements of a tensor."""
+        """The elements at these offsets. Raises OutOfBoundsError unless all of them are elements of a tensor."""
         granules = offsets // allocation.granule
         outside = (offsets < 0) | (offsets + dtype.bytes > allocation.data.size)
         outside |= ~allocation.member[np.where(outside, 0, granules)] if allocation.member.size else True
@@ -320,14 +322,14 @@ def _lane(lanes: tuple[np.ndarray, ...], chosen: np.ndarray, lane: int) -> str:
 
 
 def _nothing(dtype: DType) -> float | int:
-    """What debug mode puts where nothing was read."""
+    """The value of unread elements in debug mode."""
     if dtype.is_float:
         return float("nan")
     return 1 if dtype is DType.BOOL else int(np.iinfo(dtype.numpy).max) - 41
 
 
 def _each(kind: str, memory: np.ndarray, index: np.ndarray, values: np.ndarray, expected: Any) -> np.ndarray:
-    """Combines lane by lane where lanes share an element; what each lane found."""
+    """Combine, one lane after another, lanes that share an element; return the old value of each lane."""
     combine = COMBINE[kind]
     if np.ndim(index) and np.unique(index).size != np.size(index):
         before = np.empty_like(values)
@@ -343,7 +345,7 @@ def _each(kind: str, memory: np.ndarray, index: np.ndarray, values: np.ndarray, 
 def _granules_of(
     tensor: TensorArgument, allocation: _Allocation, flags: np.ndarray | None = None
 ) -> list[np.ndarray]:
-    """The flags of a tensor's granules, as views in the tensor's shape: one for each granule of an element."""
+    """The flags of a tensor's granules, as one view in the tensor's shape for each granule of an element."""
     if 0 in tensor.shape:
         return []
     flags = allocation.member if flags is None else flags
@@ -355,7 +357,7 @@ def _granules_of(
 
 
 def _sharing(tensors: Sequence[TensorArgument]) -> list[list[TensorArgument]]:
-    """Tensors in groups whose bytes overlap."""
+    """Group tensors whose bytes overlap."""
     groups: list[list[TensorArgument]] = []
     end = -1
     for tensor in sorted(tensors, key=lambda each: each.extent):

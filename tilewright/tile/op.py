@@ -29,7 +29,7 @@ class Effect(enum.Enum):
 
 
 class Machine(Protocol):
-    """What runs a program instance."""
+    """The interface of what executes a program instance."""
 
     debug: bool
 

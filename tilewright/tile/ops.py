@@ -370,7 +370,7 @@ def _dot_rule(types: Sequence[Type], attrs: Attrs) -> TileType:
 
 
 def round_to_tf32(value: np.ndarray) -> np.ndarray:
-    """To 10 bits of mantissa, to nearest, halves away from zero, as the tensor cores' conversion does."""
+    """Round to 10 bits of mantissa, to nearest, ties away from zero, as the tensor cores' conversion does."""
     bits = value.view(np.uint32)
     rounded = ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
     return np.where(np.isfinite(value), rounded, value)

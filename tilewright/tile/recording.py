@@ -25,7 +25,8 @@ class _Device:
 
 @dataclass(frozen=True, eq=False)
 class Placeholder:
-    """Stands for a dense tensor whose memory is not there yet. `operand`: its number among those of an operator."""
+    """Represents a dense tensor whose memory is not allocated yet. `operand`: its index among an operator's
+    operands."""
 
     name: str
     element: DType
@@ -57,7 +58,7 @@ class Placeholder:
 
 @dataclass(frozen=True, eq=False)
 class RecordedLaunch:
-    """`kernel`: a Kernel, or a tuned one, whose knobs are not among the arguments."""
+    """A recorded launch. `kernel`: a Kernel, or a tuned one, whose knobs are not among the arguments."""
 
     kernel: Any
     grid: Any
@@ -71,7 +72,7 @@ _active: contextvars.ContextVar[list[RecordedLaunch] | None] = contextvars.Conte
 
 
 def active() -> list[RecordedLaunch] | None:
-    """Where launches are recorded now; None: they run."""
+    """The list that launches are recorded in; None if launches run."""
     return _active.get()
 
 

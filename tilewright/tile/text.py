@@ -29,7 +29,7 @@ class _Printer:
         return "\n".join(self.lines) + "\n"
 
     def define(self, value: Value) -> str:
-        """A name of its own: the user's, with a number from the second value of that name on."""
+        """A unique name: the user's, with a number from the second value of that name on."""
         base = value.name or self.given.get(value, "v")
         name, count = f"%{base}", 1
         while name in self.used:

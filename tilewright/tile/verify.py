@@ -22,7 +22,7 @@ from tilewright.tile.ops import OPS
 
 
 def verify_tile_program(program: TileProgram) -> None:
-    """Raises VerificationError, naming the node and the user's line, where the program breaks a rule."""
+    """Raises VerificationError, naming the node and the user's line, if the program breaks a rule."""
     _Verifier(program).check()
 
 

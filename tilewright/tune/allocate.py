@@ -73,11 +73,9 @@ _STEP = 1e-3  # step for the numerical derivative of a user's objective
 
 @dataclass(frozen=True)
 class Objective:
-    """What tuning minimises: the combined time of all models, each counted only down to its target latency.
-
-    `enough`: seconds at which a task is fast enough, whatever the model needs. `combine`: how the models' times make
-    one number: their sum, their geometric mean, or a user's function.
-    """
+    """The quantity that tuning minimises: the combined time of all models, each counted only down to its target
+    latency. `enough`: seconds at which a task is fast enough, whatever the model needs. `combine`: how the models'
+    times become one number: by their sum, their geometric mean, or a user's function."""
 
     goals: tuple[Goal, ...]
     enough: Mapping[str, float] = field(default_factory=dict)

@@ -27,7 +27,7 @@ class KernelSpace:
         return tuple(knob.name for knob in self.knobs)
 
     def space(self, template: str, arguments: Mapping[str, Any], kept: Sequence[str]) -> Space:
-        """For one launch: predicates may depend on its arguments. `kept`: the knobs that count there."""
+        """The space of one launch: predicates may depend on its arguments. `kept`: the knobs that matter there."""
         predicates = [(each, _names_of(each)) for each in self.where]
         knobs = tuple(knob for knob in self.knobs if knob.name in kept)
         others = {knob.name: knob.start for knob in self.knobs if knob.name not in kept}

@@ -40,7 +40,7 @@ _QUICK_SECONDS = 0.15  # to choose a config at a first launch
 
 
 class Launched(Protocol):
-    """What is launched: a tile kernel, or one of Triton."""
+    """The interface of what is launched: a tile kernel, or one of Triton."""
 
     @property
     def name(self) -> str: ...
@@ -55,14 +55,13 @@ class Launched(Protocol):
     def terms(
         self, launch: LaunchFacts, config: Config, machine: Machine
     ) -> tuple[Counted, dict[str, float]]:
-        """What a config costs, and features of it. Raises TilewrightError if it cannot be compiled."""
+        """The costs of a config, and its features. Raises TilewrightError if it cannot be compiled."""
 
 
 @dataclass(frozen=True)
 class LaunchFacts:
-    """What is known of a launch besides its config, as plain data: of this one, or of one in the records.
-
-    `key`: the values that the user named. `options`: knobs that go to the code generator."""
+    """Facts about a launch besides its config, as plain data: of this one, or of one in the records. `key`: the values
+    that the user named. `options`: knobs that go to the code generator."""
 
     key: Mapping[str, Any]
     scalars: Mapping[str, bool | int | float]
@@ -74,7 +73,7 @@ class LaunchFacts:
 
     @property
     def tensor_bytes(self) -> int:
-        """Of all tensors, each once."""
+        """The bytes of all tensors, each counted once."""
         return sum(
             math.prod(shape) * DType.parse(self.dtypes[name]).bytes for name, shape in self.shapes.items()
         )
@@ -215,8 +214,8 @@ class TunableKernel:
         return self.predicted(math.inf)
 
     def predicted(self, seconds: float = _QUICK_SECONDS) -> Choice:
-        """What the analytical model expects to be fastest among those that there is time to compile: from the default
-        on, one group of knobs after the other; then, of a small space, all others."""
+        """The config that the analytical model expects to be the fastest among those that there is time to compile:
+        starting with the default, one group of knobs after another; then, in a small space, all others."""
         deadline = time.monotonic() + seconds
         best = self.space.default()
         if self.candidates.size == 1:

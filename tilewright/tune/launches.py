@@ -45,7 +45,7 @@ CPU_OPTIONS, GPU_OPTIONS = ("threads",), ("warps", "stages")
 
 
 class LaunchedKernel(Launched, Protocol):
-    """What a call of a tuned kernel needs of it: a tile kernel, or one of Triton."""
+    """The interface that a tuned kernel needs of a tile kernel, or of one of Triton."""
 
     language: str
 
@@ -63,7 +63,7 @@ class LaunchedKernel(Launched, Protocol):
         """Arguments by name, defaults included."""
 
     def describe(self, bound: Mapping[str, Any]) -> tuple[Arguments, str]:
-        """What the arguments are, and the kind of device that tensors are on."""
+        """A description of the arguments, and the kind of the tensors' device."""
 
     def grid_of(self, grid: Any, bound: Mapping[str, Any]) -> Grid3: ...
 
@@ -127,7 +127,7 @@ class LaunchedTile:
 
 
 def counted_launch(kernel: Kernel, launch: LaunchFacts, config: Config) -> TileCounts:
-    """What a launch with a config does. TilewrightError where the kernel cannot be compiled for it."""
+    """The counts of a launch with a config. Raises TilewrightError if the kernel cannot be compiled for it."""
     program = kernel.specialise(_types(launch), {**launch.constants, **_knobs(launch, config)})
     return count_tiles(program, launch.scalars, launch.grid(launch, config), launch.tensor_bytes)
 
@@ -186,7 +186,7 @@ class LaunchCall:
 
     @property
     def kind(self) -> str:
-        """Of the machine that it runs on."""
+        """The kind of the machine that it runs on."""
         return self._described[1] if self.elsewhere is None else self.elsewhere.kind
 
     @cached_property
@@ -299,7 +299,7 @@ class LaunchCall:
 def reference_results(
     reference: Callable[..., Any], bound: Mapping[str, Any], names: list[str], kernel: str
 ) -> dict[str, np.ndarray]:
-    """What a user's function says that these tensors hold after the launch."""
+    """The contents of these tensors after the launch, computed by a user's function."""
     copies = {name: _copied(value) for name, value in bound.items()}
     parameters = inspect.signature(reference).parameters.values()
     takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)

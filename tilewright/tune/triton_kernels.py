@@ -178,7 +178,7 @@ class LaunchedTriton:
         return read_as_tile_kernel(self.kernel.fn)
 
     def counts(self, launch: LaunchFacts, config: Config) -> TileCounts | None:
-        """What a config does; None where the kernel cannot be read."""
+        """The counts of a config; None if the kernel cannot be analysed."""
         if self._read is None:
             return None
         try:
@@ -190,8 +190,8 @@ class LaunchedTriton:
 def triton_terms(
     launch: LaunchFacts, config: Config, machine: Machine, counts: TileCounts | None
 ) -> tuple[Counted, dict[str, float]]:
-    """What a config costs. Of a kernel that could not be read (no `counts`) it is known how it is cut: the bytes of its
-    tensors and the grid."""
+    """The cost terms of a config. If the kernel could not be analysed (no `counts`), only its grid and the bytes of its
+    tensors are known."""
     moved = launch.tensor_bytes
     instances = max(1, math.prod(launch.grid(launch, config)))
     numbers = {name: value for name, value in config.values if isinstance(value, int)}

@@ -54,11 +54,11 @@ class Tunable(Protocol):
 
     @property
     def job(self) -> Job:
-        """What the runner's processes receive to build, check and time candidates."""
+        """The job that the runner's processes receive to build, check and time candidates."""
 
     @property
     def start(self) -> Choice:
-        """What would run without measuring."""
+        """The choice without measuring."""
 
     def choice(self, config: Config, seconds: float | None) -> Choice: ...
 

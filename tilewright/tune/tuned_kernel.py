@@ -169,7 +169,7 @@ class TunedKernel:
         return frozenset(each.name for each in self.launched.parameters)
 
     def _signature(self, bound: Mapping[str, Any]) -> tuple[Any, ...]:
-        """What the choice of a config depends on."""
+        """The values that the choice of a config depends on."""
         found: list[tuple[Any, ...]] = []
         for name, value in bound.items():
             if isinstance(value, np.ndarray):
@@ -221,7 +221,7 @@ class TunedKernel:
         return self._unmeasured(tunable)
 
     def _unmeasured(self, tunable: TunableKernel) -> Choice:
-        """What was measured for this key, or nearby, or what is predicted."""
+        """The choice without measuring: measured earlier for this key or a nearby one, or predicted."""
         path = self.tuning.db or default_path()
         if path.exists():
             decision = read_decisions([tunable.key], path).get(tunable.key)
@@ -349,11 +349,9 @@ class TunedKernel:
     # -- for people ---------------------------------------------------------------------------------------------------
 
     def explain(self, grid: Grid | None = None, *args: Any, **kwargs: Any) -> str:
-        """Which config launches take, and where it came from: measured ("tuned"), a lock file, measurements at other
-        values of the key ("neighbour"), or the analytical model ("predicted").
-
-        With the grid and the arguments of a launch: of that one, with the fastest configs that were measured, and
-        failures by kind. Without: of all launches of this process."""
+        """The config that launches take, and its origin: measured ("tuned"), a lock file, measurements at other values
+        of the key ("neighbour"), or the analytical model ("predicted"). With the grid and the arguments of a launch:
+        that launch, with the fastest measured configs, and failures by kind. Without: all launches of this process."""
         if grid is None:
             lines = [_line(key, choice) for key, choice in self._explained.values()]
             return "\n".join([f"{self.launched.name}: {len(lines)} keys", *lines])

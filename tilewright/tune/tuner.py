@@ -346,7 +346,7 @@ class _Run:
     # -- winners inside the models ------------------------------------------------------------------------------------
 
     def _alternatives(self) -> dict[str, list[Config]]:
-        """For each task the config to beat, then those about as fast as the best."""
+        """The config to beat for each task, then those about as fast as the best."""
         return {
             key: self._faster(state, _NEAR * state.times.get(state.best, math.inf))
             for key, state in self.states.items()

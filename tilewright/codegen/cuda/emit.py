@@ -354,7 +354,7 @@ class _Emitter:
         return f"{base} + {rest if scale == 1 else f'({rest}) * {scale}'} + {form.constant * scale}"
 
     def registers(self, fragment: Fragment, buffer: Buffer, index: te.Expr) -> tuple[str, list[str]]:
-        """How the assembler is given a thread's fragment: elements of less than a register are several in one."""
+        """The form in which the assembler takes a thread's fragment: elements smaller than a register are packed."""
         each = _REGISTER_BYTES // buffer.dtype.bytes
         first = index if each == 1 else simplify(index // each)
         names = [f"{buffer.name}[{self.inline(simplify(first + n))}]" for n in range(fragment.size // each)]

@@ -33,7 +33,7 @@ def shared_bytes(program: Program) -> int:
 
 
 def placed(program: Program) -> dict[Buffer, int]:
-    """Where each scratch buffer begins: two that are in use at once do not overlap."""
+    """The offset of each scratch buffer: two that are in use at the same time do not overlap."""
     lives = _lives(program)
     found: dict[Buffer, int] = {}
     for buffer in local_buffers(program):
@@ -54,7 +54,7 @@ def placed(program: Program) -> dict[Buffer, int]:
 
 
 def _lives(program: Program) -> dict[Buffer, tuple[int, int]]:
-    """For each scratch buffer: the first and the last statement of a thread block that touches it."""
+    """The first and the last statement of a thread block that touches each scratch buffer."""
     body = program.body
     while isinstance(body, For) and body.kind is Kind.PARALLEL:
         body = body.body

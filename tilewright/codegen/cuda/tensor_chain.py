@@ -94,7 +94,7 @@ def _held_weight(chain: TensorChain, follower: Follower, number: int, at: int) -
 
 
 def _between(chain: TensorChain, follower: Follower, number: int) -> list[str]:
-    """What becomes of two neighbouring sums: rows beyond the end are those of the last one, columns are zero."""
+    """The code that processes two neighbouring sums: rows beyond the end repeat the last one, columns are zero."""
     lanes, total, value = follower.lanes, follower.sum.name, follower.value.name
     sums = "low, high" if lanes == 2 else "e ? high : low"
     row = f"min(row, {chain.m - 1})" if chain.m % chain.tiles.bm else "row"

@@ -71,7 +71,7 @@ def batch_coordinates(axes: Sequence[te.Var], number: str) -> list[str]:
 
 
 def written(kernel: Kernel, size: tuple[int, int], tile: tuple[int, int], split: int) -> list[str]:
-    """What becomes of the sums: every thread writes vectors, those of a warp next to each other."""
+    """The code that writes the sums: every thread writes vectors, and those of a warp are adjacent."""
     threads, lanes = kernel.tiles.threads, kernel.lanes
     rows, wide = tile[0] // split, tile[1] // lanes
     vectors = rows * wide

@@ -106,7 +106,7 @@ def _sums(gemm: TensorGemm) -> str:
 
 
 def _coord(gemm: TensorGemm, number: str) -> list[str]:
-    """Where the tile of that number begins: neighbours in groups of rows."""
+    """The position of the tile with that number: consecutive tiles are in groups of rows."""
     rows, columns = gemm.rows, gemm.columns
     return [
         f"  const int tile = {number} % {rows * columns};",
@@ -130,9 +130,8 @@ def pipeline_type(gemm: TensorGemm, columns: int | None = None) -> str:
 def loaders(
     gemm: TensorGemm, first: str, end: str, table_at: int | None = None
 ) -> tuple[tuple[str, str], tuple[str, str]]:
-    """For each operand: the type of the object that loads its tiles, and the expression that creates it.
-
-    `table_at`: the offset of a gathered operand's table; None: behind the tiles."""
+    """The type of the object that loads each operand's tiles, and the expression that creates it. `table_at`: the
+    offset of a gathered operand's table; None: after the tiles."""
     at = gemm.tiles.shared_bytes if table_at is None else table_at
     table = f"shared + {at}, " if isinstance(gemm.a, WindowOperand) else ""
     at_a, at_b = _begin(gemm.a, "Left"), _begin(gemm.b, "Right")
@@ -164,14 +163,14 @@ def _loader(gemm: TensorGemm, operand: Operand, left: bool) -> str:
 
 
 def declared(gemm: TensorGemm, operand: Operand, name: str) -> list[str]:
-    """What the type of an operand's loader is made of."""
+    """The declarations that the type of an operand's loader consists of."""
     if isinstance(operand, WindowOperand):
         return _window(operand)
     return _source_of_chunks(gemm, operand, name) if isinstance(operand, ComputedOperand) else []
 
 
 def _source_of_chunks(gemm: TensorGemm, operand: ComputedOperand, name: str) -> list[str]:
-    """How the elements of an operand are read and computed, several neighbours at a time."""
+    """The struct that reads and computes an operand's elements, several neighbours at a time."""
 
     def arrays(of: str, constant: str) -> list[str]:
         return [

@@ -12,7 +12,7 @@ from tilewright.errors import CodegenError, MissingDependencyError
 
 @dataclass(frozen=True)
 class Resources:
-    """What the assembler says that a kernel uses, a thread or a block."""
+    """The resources that a kernel uses per thread or block, as reported by the assembler."""
 
     registers: int
     spilled_bytes: int

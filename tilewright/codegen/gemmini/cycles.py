@@ -41,7 +41,8 @@ _NOTHING: _Range = (0, 0)
 
 
 class _Op:
-    """An operation of a unit. `beats`: of one burst on the bus, before which a store gathers for `gather` cycles."""
+    """An operation of a unit. `beats`: of one burst on the bus; before each burst, a store gathers data for `gather`
+    cycles."""
 
     __slots__ = (
         "accumulator",
@@ -89,7 +90,8 @@ class Cycles:
 def simulate(
     program: Sequence[Instruction] | np.ndarray, machine: GemminiMachine, timing: GemminiTiming | None = None
 ) -> Cycles:
-    """Of instructions or their words. Raise InstructionError if the machine cannot execute the program."""
+    """The cycles of a program, given as instructions or as their words. Raises InstructionError if the machine cannot
+    execute it."""
     table = WordTable(program if isinstance(program, np.ndarray) else encode(program))
     verify_table(table, machine)
     return _Simulation(machine, timing or GemminiTiming()).run(_operations(table, machine))
@@ -101,7 +103,7 @@ _FENCE = "fence"
 
 
 def _operations(table: WordTable, machine: GemminiMachine) -> list[_Op | str | None]:
-    """What the decoder does in each cycle: an operation for a unit, a fence, or nothing that takes time."""
+    """The decoder's result in each cycle: an operation for a unit, a fence, or nothing that takes time."""
     if not table.positions(*LOOPS).size:
         return _primitive(table, machine)
     steps = list(decoded(table.instructions(), machine))
@@ -248,7 +250,7 @@ class _Simulation:
     # -- the station ----------------------------------------------------------------------------------------------
 
     def _enter(self, op: _Op, now: int) -> int:
-        """The cycle in which it enters the station, from `now` on."""
+        """The first cycle from `now` on in which the operation can enter the station."""
         unit = op.unit
         if self.entered[unit] >= self.size[unit]:
             freed = self.freed[unit]
@@ -284,7 +286,7 @@ class _Simulation:
         return now
 
     def _ends(self, op: _Op, done: int) -> None:
-        """Entries become free in order, one a cycle."""
+        """Entries become free in order, one per cycle."""
         op.done = done
         unit, pending = op.unit, self.pending[op.unit]
         while pending and pending[0].done >= 0:
@@ -295,7 +297,7 @@ class _Simulation:
     # -- units ----------------------------------------------------------------------------------------------------
 
     def _issue_all(self) -> None:
-        """All that can be told without the bus."""
+        """Determine all times that do not depend on the bus."""
         queue = self.queue[_EXECUTE]
         while queue and _is_known(queue[0]):
             self._execute(queue.popleft())
@@ -309,8 +311,8 @@ class _Simulation:
                 self.beats[at] = op.beats
 
     def _execute(self, op: _Op) -> None:
-        """Two operations wait in front of the array. A compute and the preload behind it start together where both
-        wait and they read different banks."""
+        """Two operations can wait at the array. A compute and the following preload start together if both are waiting
+        and they read different banks."""
         issued = max(op.ready, self.issued + 1, self.started[0])
         before = self.before
         start = max(issued + 1, self.free)
@@ -335,12 +337,12 @@ class _Simulation:
     # -- the bus --------------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Until all that has entered is complete."""
+        """Simulate until every operation in the station is complete."""
         while any(self.pending):
             self._advance()
 
     def _advance(self) -> None:
-        """One more operation leaves the bus."""
+        """Complete the next operation on the bus."""
         at, last = self._next_on_bus()
         op = self.current[at]
         assert op is not None
@@ -352,7 +354,7 @@ class _Simulation:
         self._issue_all()
 
     def _next_on_bus(self) -> tuple[int, int]:
-        """Which unit's operation has its last beat next, and when."""
+        """The unit whose operation has its last beat next, and when."""
         while True:
             load, store = max(self.bus, self.active[0]), max(self.bus, self.active[1])
             if load == store:
@@ -378,7 +380,7 @@ class _Simulation:
             return finished, last
 
     def _in_turns(self, start: int) -> tuple[int, int]:
-        """Both want the bus, until one is done."""
+        """Alternate the beats of two operations until one of them is complete."""
         first = int(self.store_first)
         second = 1 - first
         if self.beats[first] <= self.beats[second]:
@@ -395,7 +397,7 @@ class _Simulation:
 
 
 def _is_known(op: _Op) -> bool:
-    """Whether all that it depends on has an end."""
+    """Whether the ends of all its dependences are known."""
     waits = op.waits
     while waits:
         done = waits[-1].done

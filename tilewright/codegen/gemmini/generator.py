@@ -47,7 +47,7 @@ _DTYPES = {"data": "i8", "weights": "i8", "bias": "i32", "residual": "i8"}
 
 
 def workers(kernels: int) -> Workers | None:
-    """For kernels of the host."""
+    """Workers that compile the host's kernels."""
     return llvm.workers(kernels)
 
 
@@ -92,7 +92,7 @@ def _code(kernel: GemminiKernel | TileCall, machine: GemminiSystem) -> bytes | N
 
 
 def compiled(kernel: GemminiKernel, machine: GemminiSystem) -> tuple[np.ndarray, Header]:
-    """The words of one image's program, and where its operands are."""
+    """The words of one image's program, and the locations of its operands."""
     regions, at = [], _ALIGNMENT
     for role in kernel.roles:
         size = kernel.bytes_of(role)
@@ -126,14 +126,14 @@ def compiled(kernel: GemminiKernel, machine: GemminiSystem) -> tuple[np.ndarray,
 
 
 def _timed(layer: Layer) -> Layer:
-    """The layer that stands for all that take as long: scales and ReLU cost nothing."""
+    """The layer without scales and ReLU, which do not affect the time."""
     residual = None if layer.residual is None else 1.0
     return replace(layer, scale=1.0, relu=False, residual=residual)
 
 
 @dataclass(frozen=True)
 class _Form:
-    """Cycles of one image, and the tiling of loop instructions where these take no longer than primitive ones."""
+    """The cycles of one image, and the tiling of loop instructions if these are no slower than primitive ones."""
 
     cycles: int
     loops: Tiling | None
@@ -145,8 +145,9 @@ class _Form:
 
 @lru_cache(maxsize=1024)
 def _form(layer: Layer, tiling: Tiling, machine: GemminiMachine, timing: GemminiTiming) -> _Form:
-    """Convolutions by `loop_conv_ws` are not tried: nothing is loaded ahead of a loop, and they were measured to take
-    24% to 55% longer. Addresses do not matter to the cycles, as long as they are not 0."""
+    """Choose between loop instructions and primitive ones. `loop_conv_ws` is not tried: nothing is prefetched before a
+    loop, and convolutions were measured to take 24% to 55% longer. Addresses do not affect the cycles unless they are
+    0."""
     at = Placement(data=64, weights=64, results=64, bias=64, residual=64)
     cycles = simulate(layer_words(layer, tiling, machine, at), machine, timing).total
     plain = layer.pointwise and layer.stride == 1 and layer.pooling is None and layer.residual is None
@@ -172,7 +173,7 @@ def key(kernel: Kernel, machine: GemminiSystem, numerics: str) -> str:
 
 @lru_cache(maxsize=1)
 def _generator_version() -> str:
-    """A digest of all that decides what a kernel's program is."""
+    """A digest of everything that determines a kernel's program."""
     digest = hashlib.sha256()
     for room in (Path(__file__).parent, Path(isa.__file__).parent, Path(passes.__file__).parent):
         for path in sorted(room.rglob("*.py")):

@@ -67,7 +67,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Placement:
-    """Addresses in DRAM, and the bytes from one pixel (of the weights: input channel) to the next; 0: packed."""
+    """Addresses in DRAM, and the bytes from one pixel to the next (for weights: from one input channel); 0: packed."""
 
     data: int
     weights: int
@@ -144,7 +144,7 @@ class _Program:
         return self.data_rows // self.tiling.in_blocks
 
     def _pipelined(self) -> Iterator[np.ndarray]:
-        """The loads of a step, spread over the computes of the step before it."""
+        """Distribute the loads of a step over the computes of the previous step."""
         before = EMPTY
         for loads, computes in self._steps():
             if self.tiling.buffers == 1:
@@ -229,7 +229,7 @@ class _Program:
         return base + ((tap * self.tiling.in_blocks + block) * self.tiling.out_blocks + out) * self.dim
 
     def _load_start(self, rows: Span, cols: Span, out: tuple[int, int], acc: int) -> list[np.ndarray]:
-        """What sums start from."""
+        """Load the initial values of the sums."""
         layer = self.layer
         parts = []
         if layer.bias:
@@ -253,7 +253,8 @@ class _Program:
         return parts
 
     def _out_blocks(self, out: tuple[int, int], axes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Numbers in the tile, first channels, channels, with so many axes of 1 behind them."""
+        """The blocks of output channels in the tile: their numbers, first channels and sizes, with `axes` trailing axes
+        of 1."""
         block = np.arange(out[1]).reshape(-1, *[1] * axes)
         start = (out[0] + block) * self.dim
         return block, start, np.minimum(self.dim, self.layer.out_channels - start)
@@ -330,14 +331,14 @@ class _Program:
 
 
 def _starts(extent: int, tile: int, axes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where each tile of an axis begins and how long it is, with one axis of 1 behind where `axes` is 2."""
+    """The start and length of each tile of an axis, with a trailing axis of 1 if `axes` is 2."""
     first = np.arange(0, extent, tile)
     length = np.minimum(tile, extent - first)
     return (first[:, None], length[:, None]) if axes else (first, length)
 
 
 def _spread(computes: np.ndarray, loads: np.ndarray) -> np.ndarray:
-    """Loads among computes, evenly; a preload stays with its compute."""
+    """Distribute loads evenly among computes; a preload stays with its compute."""
     if not len(computes) or not len(loads):
         return np.concatenate([computes, loads])
     preloads = np.flatnonzero(computes[:, 0] == words("preload")[0, 0])
@@ -355,7 +356,7 @@ def layer_words(layer: Layer, tiling: Tiling, machine: Array, at: Placement) -> 
 
 
 def layer_program(layer: Layer, tiling: Tiling, machine: Array, at: Placement) -> list[Instruction]:
-    """The same, decoded."""
+    """The primitive instructions of a layer, decoded."""
     return decode(layer_words(layer, tiling, machine, at))
 
 

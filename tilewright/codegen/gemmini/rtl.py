@@ -46,7 +46,7 @@ class RtlResult:
 
 
 def verilator() -> str | None:
-    """The program's path, None where it is not installed."""
+    """The path of the program; None if it is not installed."""
     return shutil.which("verilator")
 
 
@@ -126,7 +126,7 @@ def _limit(program: Sequence[Instruction]) -> int:
 
 
 class Rtl:
-    """The RTL of one machine, built. `folder` keeps what Verilator makes; raises RtlError if it cannot be built."""
+    """The compiled RTL of one machine. `folder` keeps Verilator's output. Raises RtlError if the build fails."""
 
     def __init__(
         self,
@@ -191,13 +191,13 @@ class Rtl:
         return binary
 
     def run(self, program: Sequence[Instruction], dram: np.ndarray, waves: Path | None = None) -> RtlResult:
-        """One program; `waves`: a VCD file to write."""
+        """Run one program; `waves`: a VCD file to write."""
         return self.run_all([(program, dram)], waves)[0]
 
     def run_all(
         self, programs: Sequence[tuple[Sequence[Instruction], np.ndarray]], waves: Path | None = None
     ) -> list[RtlResult]:
-        """Several programs, each on a machine after reset, in one process."""
+        """Run several programs in one process, each on a machine after reset."""
         if waves is not None and not self.waves:
             raise RtlError("waveforms need an Rtl built with waves=True")
         for program, dram in programs:

@@ -21,7 +21,7 @@ _TIME_OF_CYCLE = 10  # as the harness counts
 
 
 def changes(path: Path, wanted: Mapping[str, str] = UNITS) -> tuple[dict[str, list[tuple[int, int]]], int]:
-    """The values of each wanted signal, each with the cycle in which it begins; and the last cycle."""
+    """The values of each wanted signal, each with its first cycle; and the last cycle."""
     scopes: list[str] = []
     codes: dict[str, list[str]] = {}
     found: dict[str, list[tuple[int, int]]] = {shown: [(0, 0)] for shown in wanted.values()}
@@ -51,7 +51,7 @@ def changes(path: Path, wanted: Mapping[str, str] = UNITS) -> tuple[dict[str, li
 
 
 def drawn(path: Path, columns: int = 96) -> str:
-    """One line for each unit, one character for some cycles: `#` busy in all of them, `+` in some, `.` in none."""
+    """One line for each unit, one character for several cycles: `#` busy in all of them, `+` in some, `.` in none."""
     found, last = changes(path)
     each = -(-max(last, 1) // columns)
     lines = []

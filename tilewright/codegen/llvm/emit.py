@@ -349,7 +349,7 @@ class _Emitter(MemoryEmitter):
         return known[1]
 
     def decided(self, cond: te.Expr) -> bool | None:
-        """What a condition on indices is in this copy of an unrolled loop; None where it is not known."""
+        """The value of a condition on indices in this copy of an unrolled loop; None if it is unknown."""
         if te.loads(cond):
             return None
         bound = {var: self.bindings.get(var) for var in te.variables(cond)}

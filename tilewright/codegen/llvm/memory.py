@@ -151,7 +151,7 @@ class MemoryEmitter(IndexEmitter):
         return self._load_run(buffer, offset.base, offset.constant, self._mask_of(masks))
 
     def _mask_of(self, masks: list[Typed]) -> ir.Value | None:
-        """All conditions together, lane by lane."""
+        """The conjunction of all conditions, lane by lane."""
         result: ir.Value | None = None
         for mask in masks:
             lanes = splat(self.builder, mask, self.lanes).value

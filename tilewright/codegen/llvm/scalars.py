@@ -327,7 +327,7 @@ def to_memory(builder: ir.IRBuilder, value: ir.Value, dtype: DType) -> ir.Value:
 def convert(
     builder: ir.IRBuilder, typed: Typed, dtype: DType, machine: CpuMachine, *, exact: bool = True
 ) -> Typed:
-    """As C converts; see `te.Cast`. If not `exact`, subnormal bfloat16 numbers may become 0."""
+    """Convert as C does; see `te.Cast`. If not `exact`, subnormal bfloat16 numbers may become 0."""
     if typed.dtype is dtype:
         return typed
     value = _converted(builder, typed.value, typed.dtype, dtype, machine, exact)

@@ -46,7 +46,7 @@ def _accumulates(store: Store) -> bool:
 
 
 def _elements(store: Store, loops: tuple[For, ...]) -> Iterator[te.Expr]:
-    """Where elements of memory are that all lanes take."""
+    """The addresses of elements that are broadcast to all lanes."""
     lanes = [loop.var for loop in loops if loop.kind is Kind.VECTOR]
     for load in te.loads(store.value):
         in_memory = isinstance(load.source, Buffer) and load.source.scope is not Scope.REGISTER

@@ -43,7 +43,7 @@ def transposed(builder: ir.IRBuilder, vectors: Sequence[ir.Value], rows: int) ->
 
 
 def _square(builder: ir.IRBuilder, vectors: Vectors, inside: int) -> Vectors:
-    """As many vectors as each has lanes, in blocks of `inside` elements."""
+    """Transpose a square: as many vectors as each has lanes, in blocks of `inside` elements."""
     result, lanes = list(vectors), _lanes(vectors)
     for first in range(0, lanes, inside):  # one after another: few vectors wait for others at a time
         distance = inside // 2
@@ -96,7 +96,7 @@ def _interleaved(builder: ir.IRBuilder, vectors: Vectors) -> Vectors:
 
 
 def _parted(builder: ir.IRBuilder, vectors: Vectors, size: int = 1) -> Vectors:
-    """All elements, or blocks of `size`, at even places, then all at odd ones."""
+    """Elements, or blocks of `size`, at even positions first, then those at odd ones."""
     lanes = _lanes(vectors)
     return [
         shuffled(

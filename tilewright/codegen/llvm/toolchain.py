@@ -13,7 +13,7 @@ from tilewright.errors import CodegenError
 
 
 class Processor(Protocol):
-    """What LLVM needs to know of a `CpuMachine`. Values that are equal are compiled for alike."""
+    """The properties of a `CpuMachine` that LLVM needs. Code for equal values is the same."""
 
     @property
     def triple(self) -> str: ...

@@ -67,7 +67,7 @@ class Workers:
         return [child.pid for child in self._children if child.pid is not None]
 
     def object_code(self, ir_text: str, machine: Processor) -> bytes:
-        """As `toolchain.object_code`, in whichever process is free first."""
+        """Compile as `toolchain.object_code` does, in the first process that is free."""
         child = self._free.get()
         if child is None:
             try:
@@ -86,7 +86,7 @@ class Workers:
 
 
 def worker_processes(kernels: int) -> int:
-    """How many workers pay for so many kernels."""
+    """The number of workers that pays off for this many kernels."""
     if os.name != "posix":  # `support/process.py` needs its sockets
         return 0
     return min(knobs.get("build_processes"), kernels // _KERNELS_EACH)

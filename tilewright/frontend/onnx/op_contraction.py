@@ -277,7 +277,7 @@ def _contract(
 
 @converter("Det")
 def det(ctx: Context, x: Node) -> Node:
-    """By elimination with pivoting, unrolled, because models have small matrices."""
+    """The determinant, by unrolled elimination with pivoting, because models have small matrices."""
     size = x.shape[-1]
     if x.type.rank < 2 or x.shape[-2] != size or size > 16:
         raise Unsupported(f"matrices {list(x.shape[-2:])}: square ones of up to 16 rows")

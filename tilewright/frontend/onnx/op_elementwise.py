@@ -149,7 +149,8 @@ def pow(ctx: Context, base: Node, exponent: Node, *, axis: int | None = None, br
 
 
 def _integer_power(ctx: Context, base: Node, exponent: Node) -> Node:
-    """By squaring, wrapping around as integers do. Any power beyond 63 of what is not -1, 0 or 1 has wrapped anyway."""
+    """The power of integers by repeated squaring; it wraps around. Any power beyond 63 of a number other than -1, 0 and
+    1 has wrapped around anyway."""
     bits = ctx.emit("clamp", exponent, min=0, max=63)
     shape = ctx.mul(base, ctx.cast(exponent, base.dtype)).shape
     result, square = ctx.full(1, base.dtype, shape), base

@@ -126,7 +126,7 @@ def scattered(
 
 
 def last_updates(indices: np.ndarray, shape: tuple[int, ...], axis: int) -> np.ndarray:
-    """For every element of a tensor of `shape`, the number of the last update at it, or -1."""
+    """The number of the last update of each element of a tensor of `shape`, or -1."""
     if any(n > m for d, (n, m) in enumerate(zip(indices.shape, shape, strict=True)) if d != axis):
         raise Unsupported(f"indices of shape {list(indices.shape)} for {list(shape)}")
     positions: list[np.ndarray] = list(np.indices(indices.shape, sparse=True))

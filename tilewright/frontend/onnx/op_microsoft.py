@@ -478,8 +478,7 @@ def attention(
 
 
 def _hidden_keys(ctx: Context, mask_index: Node, batch: int, length: int) -> Node:
-    """Where attention is masked, [batch, 1, 1 or queries, keys]: from the number of valid keys, or from a mask of
-    them."""
+    """The masked keys, [batch, 1, 1 or queries, keys], from the number of valid keys or from a mask of them."""
     if mask_index.shape == (batch,):
         counts = ctx.reshape(ctx.cast(mask_index, DType.I64), (batch, 1, 1, 1))
         return ctx.compare("ge", ctx.iota((batch, 1, 1, length), 3), counts)

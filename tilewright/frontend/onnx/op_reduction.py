@@ -63,7 +63,7 @@ def extreme_of(op: str) -> Formula:
 
 
 def log_sum_exp(ctx: Context, x: Node, axes: tuple[int, ...], keepdims: bool) -> Node:
-    """With the maximum subtracted, if it is finite, so that nothing overflows."""
+    """log(sum(exp(x))). The maximum is subtracted, if it is finite, so that nothing overflows."""
     x = x if x.dtype.is_float else ctx.cast(x, DType.F64)
     if any(x.shape[axis] == 0 for axis in axes):
         return ctx.emit("log", ctx.reduce("sum", ctx.emit("exp", x), axes, keepdims))

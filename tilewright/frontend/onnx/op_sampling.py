@@ -116,7 +116,7 @@ def sampled(
 
 @converter("AffineGrid")
 def affine_grid(ctx: Context, theta: Node, size: Node, *, align_corners: int = 0) -> Node:
-    """As the standard defines it, where theta fits the size: [N, 2, 3] and N C H W, or [N, 3, 4] and N C D H W."""
+    """AffineGrid of the standard, if theta fits the size: [N, 2, 3] and N C H W, or [N, 3, 4] and N C D H W."""
     extents = ctx.static_ints(size)
     axes = len(extents) - 2
     if axes not in (2, 3) or any(extent < 1 for extent in extents):

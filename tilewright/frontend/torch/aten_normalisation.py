@@ -17,7 +17,7 @@ _NO_STATISTICS = Absent("the statistics that training saves are not computed")
 
 
 def _in_dtype_of_weights(ctx: Context, x: Node, *weights: Node | None) -> tuple[Node, list[Node | None]]:
-    """All operands in one type: 16-bit activations with f32 weights are computed in f32."""
+    """The operands in one type: 16-bit activations with f32 weights are computed in f32."""
     given = [weight for weight in weights if weight is not None]
     dtype = DType.F32 if any(weight.dtype is not x.dtype for weight in given) else x.dtype
     return ctx.cast(x, dtype), [None if weight is None else ctx.cast(weight, dtype) for weight in weights]

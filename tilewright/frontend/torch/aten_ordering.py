@@ -203,7 +203,7 @@ _register_quantile("nanquantile", True)
 
 
 def _searched(ctx: Context, boundaries: Node, values: Node, right: bool) -> Node:
-    """How many boundaries, sorted along their last axis, come before each value."""
+    """The number of boundaries, sorted along their last axis, that come before each value."""
     dtype = common_dtype((boundaries, values))
     values = ctx.cast(values, dtype)
     lines = ctx.cast(boundaries, dtype)

@@ -72,7 +72,7 @@ def _reduced(
 def _scatter_operands(
     ctx: Context, x: Node, dim: int, index: Node, source: Operand
 ) -> tuple[Node, Node, Node, int]:
-    """All of one rank, at least 1, the source as long as the index."""
+    """The operands in the same rank, at least 1; the source is as long as the index."""
     if x.type.rank == 0:
         x, index = ctx.reshape(x, (1,)), ctx.reshape(index, (index.type.size,))
         source = ctx.reshape(source, (source.type.size,)) if isinstance(source, Node) else source
@@ -236,7 +236,7 @@ def _masked_put(ctx: Context, x: Node, indices: Sequence[Node | None], value: No
 
 @converter("aten.masked_scatter.default")
 def masked_scatter(ctx: Context, x: Node, mask: Node, source: Node) -> Node:
-    """Where the mask is set, the next element of the source."""
+    """Replace elements where the mask is set by the next elements of the source."""
     x = ctx.broadcast_to(x, ctx.shape)
     mask = ctx.broadcast_to(ctx.truth(mask), ctx.shape)
     if not x.type.size or not source.type.size:

@@ -82,7 +82,7 @@ def _know_caches() -> None:
 
 
 def _layer_fields(layer: Any) -> dict[str, Any]:
-    """All fields except its type and its device, which its tensors have too."""
+    """The fields except type and device, which the tensors have too."""
     kept = {name: value for name, value in vars(layer).items() if name not in ("dtype", "device")}
     return {name: kept[name] for name in sorted(kept)}
 

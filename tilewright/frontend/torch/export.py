@@ -237,7 +237,8 @@ def _is_wrapped(node: Any) -> bool:
 
 
 def _explained(what: str, error: Exception) -> str:
-    """What failed, the first lines of PyTorch's message, and the line of the user's code where it stopped."""
+    """An error message: what failed, the first lines of PyTorch's message, and the line of the user's code where it
+    stopped."""
     lines = [line.rstrip() for line in str(error).splitlines() if line.strip()][:4]
     text = f"{what}: {type(error).__name__}: " + "\n  ".join(lines)
     file, line, code = _user_frame(error)

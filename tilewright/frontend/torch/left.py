@@ -66,7 +66,7 @@ def _bytes(values: Iterable[torch.Tensor]) -> float:
 
 
 def _flops(node: fx.Node) -> float:
-    """By PyTorch's own formula if it has one; n^3 for linear algebra; otherwise a few per element."""
+    """The FLOPs by PyTorch's own formula if it has one; n^3 for linear algebra; otherwise a few per element."""
     operands = [value for n in node.all_input_nodes for value in _values(n)]
     formula = flop_counter.flop_registry.get(getattr(node.target, "overloadpacket", None))
     if formula is not None:

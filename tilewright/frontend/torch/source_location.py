@@ -39,7 +39,7 @@ class SourceLocation:
 
     @property
     def provenance(self) -> Provenance:
-        """For every node: without the code."""
+        """The location without the code, kept for every node."""
         layer = self.layer or self.module
         return Provenance((layer,) if layer else (), self._line)
 
@@ -54,7 +54,7 @@ class SourceLocation:
 
     @property
     def full(self) -> str:
-        """For an error message."""
+        """The location for an error message."""
         parts = [f"in module {self.module}"] if self.module else []
         if self.file:
             parts.append(f"at {self.file}:{self.line}" + (f": {self.code}" if self.code else ""))

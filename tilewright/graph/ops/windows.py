@@ -54,7 +54,7 @@ class Window(abc.ABC):
 
     @abc.abstractmethod
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:
-        """For every window, the first index and the one after the last; they may be out of range."""
+        """The first index of every window and the one after its last; they may be out of range."""
 
     @abc.abstractmethod
     def element(self, position: te.Expr, offset: te.Expr | None) -> tuple[te.Expr, list[te.Expr]]:

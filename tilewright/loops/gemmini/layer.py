@@ -83,7 +83,7 @@ def matmul(m: int, n: int, k: int, **epilogue: object) -> Layer:
 
 @dataclass(frozen=True)
 class Tiling:
-    """What is on the machine at once: rows and columns that are stored, and blocks of `dim` channels."""
+    """A tile: rows and columns that are stored, and blocks of `dim` channels."""
 
     rows: int
     cols: int

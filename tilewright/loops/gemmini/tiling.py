@@ -34,7 +34,7 @@ def default_tiling(layer: Layer, machine: GemminiMachine) -> Tiling:
 
 @lru_cache(maxsize=1024)
 def loop_tiling(layer: Layer, machine: GemminiMachine) -> Tiling | None:
-    """For `loop_ws`: all of K at once, and the least bytes from DRAM for that; None where nothing fits."""
+    """The tiling for `loop_ws`: all of K at once, with the least traffic from DRAM; None if nothing fits."""
     dim, pixels = machine.dim, layer.rows * layer.cols
     blocks, out_all = ceil_div(layer.in_channels, dim), ceil_div(layer.out_channels, dim)
     best: tuple[int, Tiling] | None = None
@@ -78,7 +78,7 @@ class _Tilings:
 
     @staticmethod
     def of(layer: Layer, machine: GemminiMachine) -> _Tilings:
-        """All that fit, those with two buffers first, then those with the largest tiles."""
+        """The tilings that fit, those with two buffers first, then those with the largest tiles."""
         dim = machine.dim
         blocks = [_cuts(ceil_div(extent, dim)) for extent in (layer.out_channels, layer.in_channels)]
         along = [_cuts(extent) for extent in layer.stored]

@@ -58,13 +58,13 @@ class ChainTiles:
         return self.stages * (self.bm + self.columns(n)) * self.bk * self.size
 
     def result_bytes(self, widths: tuple[int, ...]) -> int:
-        """Of sums and, if they are there, intermediate results."""
+        """The bytes of the sums and, if they are in memory, of intermediate results."""
         sums = 4 * self.bm * (self.computed(widths[-1]) + ROW_PADDING)
         between = max(self.columns(n) for n in widths[:-1]) * self.bm * self.size
         return max(sums, between) if self.resident == SHARED else sums
 
     def weight_bytes(self, widths: tuple[int, ...]) -> int:
-        """Of the right operands after the first."""
+        """The bytes of the right operands after the first."""
         tiles = [self.columns(n) for n in widths]
         return self.size * sum(one * two for one, two in pairwise(tiles))
 

@@ -162,8 +162,8 @@ class RowProgram:
     # -- rows in shared memory ----------------------------------------------------------------------------------------
 
     def _tiles(self, rows: int, length: int, lanes: int) -> dict[Buffer, Buffer]:
-        """For each buffer of whole rows, including the output, the rows of a block in shared memory; none if rows are
-        vectors themselves, or a block is not a whole number of vectors."""
+        """The rows of a block in shared memory, for each buffer of whole rows, including the output; none if rows are
+        vectors themselves, or if a block is not a whole number of vectors."""
         formula, mine = self.formula, self.rows_per_block * length
         whole = [buffer for buffer in (*formula.inputs, formula.output) if buffer.size == rows * length]
         if lanes > 1 or rows % self.rows_per_block or formula.output not in whole:

@@ -31,7 +31,7 @@ Moved = Mapping[Buffer, tuple[Buffer, te.Expr]]
 
 
 def leaf_statements(stmt: Stmt, path: Path = ()) -> Iterator[tuple[Path, Stmt]]:
-    """Every statement that holds no other, in order."""
+    """Every statement that contains no other, in order."""
     if isinstance(stmt, For):
         yield from leaf_statements(stmt.body, (*path, stmt))
     elif isinstance(stmt, Block):
@@ -64,7 +64,7 @@ def written(stmt: Stmt) -> Indexed | None:
 
 
 def expressions(stmt: Stmt) -> tuple[te.Expr, ...]:
-    """The expressions of a leaf statement."""
+    """The expressions that a leaf statement evaluates."""
     if isinstance(stmt, Store):
         return stmt.index, stmt.value
     if isinstance(stmt, Copy):
@@ -77,7 +77,7 @@ def expressions(stmt: Stmt) -> tuple[te.Expr, ...]:
 
 
 def loaded(*exprs: te.Expr) -> set[Buffer]:
-    """The buffers that expressions read, a view as itself."""
+    """The buffers that expressions read; a view counts as itself."""
     found = {load.source for expr in exprs for load in te.loads(expr) if isinstance(load.source, Buffer)}
     for expr in exprs:
         found |= {node.buffer for node in te.walk(expr) if isinstance(node, Across)}
@@ -102,8 +102,8 @@ def read(stmt: Stmt) -> set[Buffer]:
 
 
 def placed_at(stmt: Stmt, values: Mapping[te.Var, te.Expr], moved: Moved) -> Stmt:
-    """The statement with variables replaced by values, and with each buffer of `moved` replaced by its new one, at
-    indices further on."""
+    """The statement with variables replaced by values, and with each buffer of `moved` replaced by its new one, at an
+    index offset."""
 
     def element(node: te.Expr) -> te.Expr | None:
         if isinstance(node, te.Load) and node.source in moved:

@@ -52,13 +52,13 @@ MAX_LINES = 8  # maximum prefetches of one load in an iteration
 
 
 def double_buffered(program: Program, stages: Mapping[str, int]) -> Program:
-    """The program with tiles filled for later iterations, in so many copies; PipelineError with the reason."""
+    """The program with tiles filled for later iterations, in this many copies. Raises PipelineError with the reason."""
     made = pipeline(program, stages, synchronous=list(stages))
     return replace(made, body=_without_waits(made.body))
 
 
 def _without_waits(stmt: Stmt) -> Stmt:
-    """Stores are complete when the next statement begins: nothing is waited for."""
+    """Remove waits: on a CPU, a store is complete when the next statement begins."""
     if isinstance(stmt, Block):
         return block(*(_without_waits(each) for each in stmt.stmts if not isinstance(each, Commit | Await)))
     if isinstance(stmt, For):
@@ -120,7 +120,7 @@ def _ahead(load: te.Load, loops: list[For]) -> Ahead | None:
 
 
 def prefetched(program: Program, ahead: int, line: int = USUAL.line_bytes) -> Program:
-    """The program with prefetches of what loops load `ahead` iterations later; the same one where none is worth it."""
+    """The program with prefetches for loads `ahead` iterations later; unchanged if no load is worth it."""
     wanted: dict[int, list[Prefetch]] = {}
     for each in loads_ahead(program):
         if each.loop.var.extent > ahead:
@@ -143,7 +143,7 @@ def prefetched(program: Program, ahead: int, line: int = USUAL.line_bytes) -> Pr
 
 
 def _prefetches(each: Ahead, ahead: int, line: int) -> list[Prefetch]:
-    """One for each line that the later iteration loads, as far as constant offsets tell."""
+    """One prefetch for each line that the later iteration loads, as far as constant offsets determine."""
     loop, source = each.loop, each.load.source
     assert isinstance(source, Buffer)
     later: te.Expr = loop.var + ahead
@@ -168,7 +168,7 @@ def _prefetches(each: Ahead, ahead: int, line: int) -> list[Prefetch]:
 
 
 def tiles_ahead(program: Program) -> list[str]:
-    """The tiles of a processor's program whose copies may be moved ahead."""
+    """The tiles of a CPU program whose copies may be moved to an earlier iteration."""
     names = []
     copied = {
         stmt.buffer.name

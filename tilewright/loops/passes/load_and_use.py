@@ -59,8 +59,8 @@ class LoadAndUse:
 
 
 def load_and_use(program: Program, name: str, synchronous: bool = False) -> LoadAndUse:
-    """The load-and-use loop of a local buffer; PipelineError with the reason if it has none that may be pipelined.
-    `synchronous`: a buffer that stores fill is accepted; its tiles are then computed ahead, which saves barriers."""
+    """The load-and-use loop of a local buffer. Raises PipelineError with the reason if no loop allows pipelining.
+    `synchronous`: also accept a buffer that stores fill; its tiles are then computed ahead, which saves barriers."""
     leaves = list(leaf_statements(program.body))
     buffer = _local(program, name, leaves)
     filling = [(path, stmt) for path, stmt in leaves if (at := written(stmt)) is not None and at[0] == buffer]
@@ -111,8 +111,8 @@ def pipelinable(program: Program) -> dict[str, LoadAndUse | PipelineError]:
 
 
 def pipelines(program: Program, stages: Mapping[str, int]) -> str:
-    """Which local buffers of an unpipelined program these stages pipeline, which others could be, and why the rest
-    cannot: for `explain`."""
+    """For `explain`: the local buffers of an unpipelined program that these stages pipeline, those that could be
+    pipelined, and why the rest cannot be."""
     done = [f"{name} x {count}" for name, count in stages.items() if count > 1]
     could: list[str] = []
     words: dict[str, list[str]] = {}
@@ -130,8 +130,8 @@ def pipelines(program: Program, stages: Mapping[str, int]) -> str:
 
 
 def check_synchronisation(program: Program, found: Collection[LoadAndUse], stages: Mapping[str, int]) -> None:
-    """Copies are awaited in the order of their groups, whatever they fill: so all copies inside a pipelined loop
-    belong to its one pipeline, and all others are complete before it begins."""
+    """Check the order of waits. Copies are awaited in the order of their groups, whatever they fill. So all copies
+    inside a pipelined loop must belong to its one pipeline, and all others must be complete before it begins."""
     for each in found:
         if each.buffer.scope is Scope.REGISTER:
             continue
@@ -189,7 +189,8 @@ def _local(program: Program, name: str, leaves: Sequence[Access]) -> Buffer:
 
 
 def _check_asynchronous(buffer: Buffer, stmt: Stmt) -> None:
-    """A copy to scratch memory; into registers a plain load, or an instruction that only loads."""
+    """Check that a fill is asynchronous: a copy to scratch memory, or for registers a plain load or an instruction that
+    only loads."""
     if isinstance(stmt, Copy):
         return
     if buffer.scope is Scope.REGISTER and isinstance(stmt, Warp) and not stmt.instruction.accumulates:

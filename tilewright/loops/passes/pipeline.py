@@ -63,11 +63,9 @@ def pipeline(
     synchronous: Collection[str] = (),
     capacity: int | None = None,
 ) -> Program:
-    """The program with each buffer of `stages` in so many stages; PipelineError with the reason if it is not legal.
-
-    `fused`: an inner pipeline is counted over both loops where that is possible. `synchronous`: buffers that may be
-    filled by stores. `capacity`: bytes of scratch memory, all buffers together.
-    """
+    """The program with each buffer of `stages` in that many stages. Raises PipelineError with the reason if it is not
+    legal. `fused`: count an inner pipeline over both loops if possible. `synchronous`: buffers that stores may fill.
+    `capacity`: bytes of scratch memory for all buffers together."""
     wanted = {name: count for name, count in stages.items() if count != 1}
     found = [load_and_use(program, name, name in synchronous) for name in wanted]
     for each in found:
@@ -134,7 +132,7 @@ class _Level:
         return [stmt for stmt in self.body if not any(stmt is each for each in made)]
 
     def moved(self, slot: te.Expr | int) -> dict[Buffer, tuple[Buffer, te.Expr]]:
-        """The multiplied buffers, and where a stage begins in each."""
+        """The multiplied buffers, with the index at which a stage begins in each."""
         return {
             each.buffer: (
                 replace(each.buffer, size=each.buffer.size * self.stages),
@@ -144,7 +142,7 @@ class _Level:
         }
 
     def at(self, stmts: Sequence[Stmt], value: te.Expr | int) -> list[Stmt]:
-        """Statements of iteration `value`, on the stage that holds its data."""
+        """The statements of iteration `value`, using the stage that holds its data."""
         position = simplify(te.as_index(value))
         moved = self.moved(simplify(position % self.stages))
         return [placed_at(stmt, {self.loop.var: position}, moved) for stmt in stmts]
@@ -207,7 +205,7 @@ class _Pipelining:
         return block(*stmts)
 
     def in_turn(self, level: _Level, others: Sequence[Stmt], turn: te.Var, number: int) -> list[Stmt]:
-        """Iteration `turn * stages + number` of a long loop, whose slots are the same in each turn."""
+        """Iteration `turn * stages + number` of a long loop; its slots are the same in every turn."""
         now = turn * level.stages + number
         then = now + level.ahead
         slots = [level.moved(n % level.stages) for n in (number + level.ahead, number)]
@@ -239,7 +237,7 @@ class _Pipelining:
         parts = steps - inner.ahead
 
         def held(value: te.Expr | int, then: int) -> list[Stmt]:
-            """Load the registers of inner iteration `then`, which may be of the next tile, in tile `value`."""
+            """Load the registers of inner iteration `then`, which may belong to the next tile, in tile `value`."""
             carried, within = divmod(then, steps)
             return level.at(inner.at(inner.producers, within), value + carried)
 
@@ -270,7 +268,7 @@ def _prologue(level: _Level) -> list[Stmt]:
 
 
 def _interleaved(loads: Sequence[Stmt], uses: Sequence[Stmt]) -> list[Stmt]:
-    """Loads in equal shares before each use: memory and arithmetic units are then busy at once."""
+    """Distribute loads evenly before the uses, so that memory and arithmetic units are busy at the same time."""
     if not uses:
         return [*loads]
     stmts: list[Stmt] = []
@@ -281,7 +279,8 @@ def _interleaved(loads: Sequence[Stmt], uses: Sequence[Stmt]) -> list[Stmt]:
 
 
 def _written_out(stmts: Sequence[Stmt]) -> list[Stmt]:
-    """Statements with unrolled loops around instructions of warps written out, so that loads go between them."""
+    """Statements whose loops around warp instructions are unrolled, so that loads can be placed between the
+    instructions."""
     found: list[Stmt] = []
     for stmt in stmts:
         unrolled = isinstance(stmt, For) and stmt.kind is Kind.UNROLL
@@ -305,7 +304,8 @@ def _share(stmt: Stmt, part: int, parts: int) -> Stmt:
 
 
 def _only_if(inside: te.Expr, stmt: Stmt) -> Stmt:
-    """The statement where `inside` holds. A copy stores zeros otherwise, and all its groups stay the same."""
+    """The statement, executed only if `inside` holds. A copy stores zeros otherwise, so that its groups stay the
+    same."""
     if isinstance(stmt, Copy):
         return replace(stmt, cond=inside if stmt.cond is None else te.all_of([stmt.cond, inside]))
     if isinstance(stmt, Block):

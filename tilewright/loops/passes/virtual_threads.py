@@ -47,7 +47,7 @@ from tilewright.loops.units import UNITS, unit_of
 
 
 def virtual_threads(program: Program) -> Program:
-    """The program without virtual loops; ScheduleError where a statement fits no unit."""
+    """The program without virtual loops. Raises ScheduleError if a statement fits no unit."""
     for _, stmt in leaf_statements(program.body):
         if unit_of(stmt) is None:
             raise _refused(stmt)
@@ -91,7 +91,7 @@ class _Threads:
         return self.together(stmt.body, stmt.var, self.copies(stmt))
 
     def copies(self, loop: For) -> list[dict[Buffer, tuple[Buffer, te.Expr]]]:
-        """The buffers of each thread: those that nothing outside of the loop accesses."""
+        """The buffers that each thread gets a copy of: those that are not accessed outside the loop."""
         inside = [stmt for _, stmt in leaf_statements(loop.body)]
         outside = [
             stmt
@@ -113,7 +113,7 @@ class _Threads:
     def together(
         self, stmt: Stmt, var: te.Var, copies: Sequence[Mapping[Buffer, tuple[Buffer, te.Expr]]]
     ) -> Stmt:
-        """The statement for all threads: loops around several units are shared, the rest is repeated."""
+        """The statement for all threads: loops around several units are shared, other statements are repeated."""
         units = {unit_of(leaf) for _, leaf in leaf_statements(stmt)}
         if len(units) > 1:
             if isinstance(stmt, Block):
@@ -162,7 +162,7 @@ class _Tokens:
         return self.sequence(children(stmt.body), stmt)
 
     def sequence(self, stmts: Sequence[Stmt], loop: For | None) -> Stmt:
-        """The statements, of `loop` if there is one, with their tokens."""
+        """The statements, inside `loop` if it is given, with their tokens."""
         accesses = [_by_unit(stmt) for stmt in stmts]
         before: list[list[Stmt]] = [[] for _ in stmts]
         after: list[list[Stmt]] = [[] for _ in stmts]

@@ -166,7 +166,7 @@ def _operands(node: Micro) -> list[tuple[Fragment, OperandAccess]]:
 
 
 def _fragments(nest: Nest) -> dict[str, Fragment]:
-    """For each tile that is made of fragments, by name, the fragment: all instructions must agree on it."""
+    """The fragment of each tile that consists of fragments, by name: all instructions must agree on it."""
     found: dict[str, Fragment] = {}
     for _, node in walk(nest.body):
         if not _is_warp_level(node):
@@ -199,7 +199,7 @@ def _fragments(nest: Nest) -> dict[str, Fragment]:
 
 
 def _held(fragment: Fragment) -> list[tuple[int, ...]]:
-    """Which element each thread holds, in order."""
+    """The elements that a thread holds, in order."""
     return [
         tuple(int(at) for at in fragment.element(lane, n))
         for lane in range(WARP)
@@ -238,7 +238,7 @@ class _Form:
         return tuple(found)
 
     def warp_level(self, nodes: Sequence[Node]) -> tuple[Node, ...]:
-        """What a warp does: instructions, and stages that each thread computes for its part of a fragment."""
+        """The work of a warp: instructions, and stages that each thread computes for its part of a fragment."""
         found: list[Node] = []
         for node in nodes:
             if isinstance(node, Micro):
@@ -267,11 +267,11 @@ class _Form:
         return replace(node, thread=self.thread, starts=tuple(starts))
 
     def held_tile(self, tile: Tile) -> Tile:
-        """What a thread holds of a tile: its part of each fragment."""
+        """The part of a tile that a thread holds: its part of each fragment."""
         return replace(tile, shape=(tile.size // WARP,))
 
     def start(self, tile: Tile, first: Sequence[te.Expr]) -> te.Expr:
-        """Where a thread's part of the fragment begins whose first element is there."""
+        """The start of a thread's part of the fragment whose first element is given."""
         fragment = self.fragments[tile.name]
         number: te.Expr = te.as_index(0)
         for index, extent, size in zip(first, tile.shape, fragment.tensor.shape, strict=True):

@@ -94,7 +94,7 @@ def swizzle(nest: Nest, tensor: str) -> Nest:
 
 
 def copied(leaf: Leaf) -> te.Load | None:
-    """What a stage copies; beyond an edge it may store zeros. None if it computes."""
+    """The source of a stage that copies; beyond an edge it may store zeros. None if the stage computes."""
     value = leaf.value
     if isinstance(value, te.Select) and value.other == identity(leaf):
         value = value.then

@@ -296,7 +296,7 @@ def _transposed(nest: Nest) -> None:
 
 
 def _kept(nest: Nest) -> None:
-    """What earlier iterations computed is still there: the loops that were there run in order."""
+    """Check that results of earlier iterations are still available: the original loops run in order."""
     for stage, names in nest.kept:
         around = next(path for path, leaf in leaves(nest.body) if leaf.stage == stage)
         found = [loop for loop in around if loop.name in names]

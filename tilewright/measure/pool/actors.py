@@ -62,7 +62,8 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class _Worker:
-    """What builders and timers have in common: they say who they are and what they do, and share themselves fairly."""
+    """The base of builders and timers: it introduces itself, reports its work, and shares the worker fairly among
+    users."""
 
     def __init__(self, node: str) -> None:
         self._node, self._key, self._gate = node, _key(), NodeGate(node)
@@ -70,11 +71,11 @@ class _Worker:
         self._draining = False
 
     def drain(self) -> None:
-        """Finish what runs; everything else is refused."""
+        """Finish running requests; refuse all others."""
         self._draining = True
 
     def in_progress(self) -> bytes:
-        """An InProgress."""
+        """The requests in progress, as an InProgress."""
         return encode(InProgress(self._requests.seconds))
 
     @contextmanager
@@ -85,7 +86,7 @@ class _Worker:
             yield
 
     def _introduced(self, label: str = "", machine: str = "", pseudo: bool = False) -> bytes:
-        """A Hello."""
+        """The reply to a greeting, as a Hello."""
         hello = Hello(
             self._node,
             socket.gethostname(),
@@ -103,7 +104,7 @@ class _Worker:
 
 
 class Builder(_Worker):
-    """Makes object code of candidates for any device. One candidate at a time, in a process of its own."""
+    """Compiles candidates for any device, one at a time, in a process of its own."""
 
     def __init__(self, node: str) -> None:
         super().__init__(node)
@@ -113,7 +114,7 @@ class Builder(_Worker):
         return self._introduced()
 
     def build(self, message: bytes) -> tuple[bytes, bytes]:
-        """(BuildAnswer, the object code)."""
+        """Build a candidate; returns (BuildAnswer, object code)."""
         if self._draining:
             return encode(BuildAnswer(trouble="draining")), b""
         request = msgspec.msgpack.decode(message, type=BuildRequest)
@@ -145,7 +146,7 @@ class Builder(_Worker):
 
 
 def _order(request: BuildRequest) -> Build | BuildKernel:
-    """What the process that builds is asked."""
+    """The request for the process that builds."""
     job = request.job
     if job.task is not None:
         return Build(job.task, request.config, request.modules)
@@ -154,11 +155,9 @@ def _order(request: BuildRequest) -> Build | BuildKernel:
 
 
 class Timer(_Worker):
-    """Checks and times candidates on one device, one after the other; users take turns.
-
-    `label`: the device's name in the pool. `device`: the number of a GPU, None for the node's processor. `timing`:
-    what runs in the timing process, for pseudo-devices.
-    """
+    """Validates and times candidates on one device, one after another, and alternates between users. `label`: the
+    device's name in the pool. `device`: the number of a GPU, None for the node's processor. `timing`: what runs in the
+    timing process, for pseudo-devices."""
 
     def __init__(
         self, node: str, label: str, device: int | None = None, timing: str = "", machine: str = ""
@@ -174,12 +173,12 @@ class Timer(_Worker):
         return self._introduced(self._label, self._machine, bool(self._timing))
 
     def acknowledge(self, trials: list[str]) -> None:
-        """These are on the driver's disk."""
+        """Forget these answers: the driver has written them to disk."""
         for trial in trials:
             self._answers.pop(trial, None)
 
     def trial(self, message: bytes, code: bytes, data: bytes = b"") -> bytes:
-        """A TrialAnswer. `data`: the tensors of a kernel's launch."""
+        """Run a trial; returns a TrialAnswer. `data`: the tensors of a kernel's launch."""
         request = msgspec.msgpack.decode(message, type=TrialRequest)
         if self._draining:
             return encode(TrialAnswer(request.trial, trouble="draining"))
@@ -202,7 +201,7 @@ class Timer(_Worker):
             return answer
 
     def race(self, message: bytes, data: bytes, *codes: bytes) -> bytes:
-        """A RaceAnswer."""
+        """Time candidates interleaved; returns a RaceAnswer."""
         request = msgspec.msgpack.decode(message, type=RaceRequest)
         if self._draining:
             return encode(RaceAnswer(trouble="draining"))
@@ -244,7 +243,7 @@ class Timer(_Worker):
         return TrialAnswer(request.trial, found, runner.reference, busy)
 
     def _local(self, job: PoolJob, data: bytes) -> Job:
-        """The job as this node's runner takes it: the tensors of a launch are in a file here."""
+        """The job for this node's runner: the tensors of a launch are in a local file."""
         if job.task is not None:
             return job.task
         assert job.kernel is not None
@@ -261,7 +260,8 @@ class Timer(_Worker):
 
     @contextmanager
     def _alone(self, seed: int, job: Job, threads: int, watch: Stopwatch) -> Iterator[Runner]:
-        """A runner that is ready for a job. No build of this node runs meanwhile; those do not disturb a GPU."""
+        """A runner that is ready for a job. No build of this node runs at the same time, except for a GPU, which builds
+        do not disturb."""
         with ExitStack() as stack:
             with watch.paused():
                 runner = self._runner(seed, job, threads)
@@ -270,7 +270,7 @@ class Timer(_Worker):
             yield runner
 
     def _runner(self, seed: int, job: Job, threads: int) -> Runner:
-        """Its processes have started, and the job's validation is drawn."""
+        """A runner whose processes have started and whose validation inputs for the job exist."""
         runner = self._runners.pop(seed, None)
         if runner is None:
             while len(self._runners) >= _KEPT_RUNNERS:
@@ -296,7 +296,7 @@ def _no_grid(config: Config) -> Grid3:
 
 
 def _key() -> bytes:
-    """Every process of a pool's nodes has its token."""
+    """The key for seals, derived from the pool's token, which every process of the pool has."""
     token = os.environ.get("RAY_AUTH_TOKEN", "")
     if not token:
         raise PoolError("this node of the pool was started without a token", remedy="tilewright pool join")

@@ -31,8 +31,7 @@ _LONGEST_SECONDS = 3600.0  # that a request may wait
 
 @dataclass
 class Work:
-    """One build, trial or race. `name`: what the worker calls the request. `lost`: workers that it was given to in
-    vain."""
+    """A build, trial or race. `name`: the worker's name for the request. `lost`: the workers that failed to do it."""
 
     key: Any
     name: str
@@ -48,7 +47,8 @@ class Work:
 
 @dataclass
 class Attempt:
-    """`previous`: what the worker was given before, and does first. `look`: when its worker is asked about it."""
+    """Work that was given to a worker. `previous`: earlier work of that worker, which it does first. `look`: when to
+    ask the worker about it."""
 
     work: Work
     worker: Worker
@@ -61,7 +61,7 @@ class Attempt:
 
     @property
     def was_waiting(self) -> bool:
-        """Whether the worker had not come to it."""
+        """Whether the worker had not started it."""
         return self.previous is not None and not self.previous.is_answered
 
 
@@ -72,13 +72,13 @@ class _Question:
 
 
 class Asked(Protocol):
-    """What is needed of `Workers`."""
+    """The part of `Workers` that is used here."""
 
     def answer(self, reference: Any) -> Any: ...
 
 
 class Overdue:
-    """Attempts that take longer than they may."""
+    """Finds attempts that exceed their time limits."""
 
     def __init__(self, workers: Asked, reply: float = REPLY_SECONDS) -> None:
         self._workers, self._reply = workers, reply
@@ -86,11 +86,11 @@ class Overdue:
 
     @property
     def references(self) -> list[Any]:
-        """Of replies that are expected."""
+        """The references of expected replies."""
         return list(self._questions)
 
     def check(self, running: Mapping[Any, Attempt], ready: set[Any]) -> Iterator[tuple[Any, TimeoutError]]:
-        """Attempts that hang. `ready`: references, of answers and of `references`, that have come."""
+        """The attempts that hang. `ready`: the references, of answers and of `references`, that have arrived."""
         now = time.monotonic()
         for reference in [each for each in self._questions if each in ready]:
             question = self._questions.pop(reference)
@@ -113,7 +113,7 @@ class Overdue:
         return [(ref, a) for ref, a in running.items() if a.worker.name == worker.name and now > a.look]
 
     def _known(self, reference: Any) -> dict[str, float] | None:
-        """Seconds by request; None where there is no reply: the requests have the same exception."""
+        """Seconds of work by request; None if there was no reply: then the requests fail with the same exception."""
         answer = self._workers.answer(reference)
         if isinstance(answer, BaseException):
             return None
@@ -124,7 +124,7 @@ class Overdue:
 
     @staticmethod
     def _reason(attempt: Attempt, known: Mapping[str, float] | None, now: float) -> str:
-        """Why it is given up; "": it is not, and looked at later."""
+        """The reason to give the attempt up; "" if it continues and is checked again later."""
         work = attempt.work
         if known is None:
             attempt.look = now + _AGAIN_SECONDS

@@ -46,8 +46,8 @@ _TOKEN_BYTES = 32
 
 @dataclass(frozen=True)
 class Device:
-    """A device of a node. `ordinal`: the number of a GPU, None for the processor. `timing`, `machine`: of a
-    pseudo-device, which stands for a machine that is not there. `actor`: "module:class" of what times on it."""
+    """A device of a node. `ordinal`: the number of a GPU, None for the processor. `timing`, `machine`: for a
+    pseudo-device, which represents a machine that does not exist. `actor`: the "module:class" that times on it."""
 
     label: str
     ordinal: int | None = None
@@ -62,7 +62,7 @@ class Device:
 
 
 def device_here(name: str) -> Device:
-    """The device of this machine that "cpu", "cuda" or "cuda:1" names."""
+    """The device of this machine with the name "cpu", "cuda" or "cuda:1"."""
     kind, _, number = name.partition(":")
     if kind == "cpu" and not number:
         return Device(f"cpu:{host().cpu}")
@@ -94,7 +94,7 @@ def token_file(address: str) -> Path:
 
 
 def current_address() -> str:
-    """The pool that this user started last on this machine."""
+    """The address of the pool that this user started last on this machine."""
     try:
         return (_folder() / "address").read_text().strip()
     except OSError:
@@ -104,7 +104,7 @@ def current_address() -> str:
 
 
 def read_token(address: str, given: Path | None = None) -> str:
-    """Raise PoolError if there is none that could be read."""
+    """Read the pool's token. Raises PoolError if there is none, or it cannot be read."""
     if given is None and os.environ.get("RAY_AUTH_TOKEN"):
         return os.environ["RAY_AUTH_TOKEN"]
     path = given or token_file(address)
@@ -125,9 +125,9 @@ def read_token(address: str, given: Path | None = None) -> str:
 
 @dataclass(frozen=True)
 class Share:
-    """What a machine gives to a pool. `builders`: candidates that it builds at once, None for one for each core.
-    `devices`: what it times on. `listen`: its own address in the network, None for the one towards the pool. `token`: a
-    file with the pool's token, None for this user's own."""
+    """What a machine contributes to a pool. `builders`: the number of candidates that it builds at once, None for one
+    per core. `devices`: those that it times on. `listen`: its own address in the network, None for the one that reaches
+    the pool. `token`: a file with the pool's token, None for this user's own."""
 
     builders: int | None = None
     devices: tuple[Device, ...] = ()
@@ -136,7 +136,7 @@ class Share:
 
 
 def up(share: Share, port: int = PORT) -> str:
-    """Start a pool with this machine as its first node: its address. Off loopback a token is still needed."""
+    """Start a pool with this machine as its first node, and return its address. Beyond loopback a token is required."""
     need_ray()
     listen = share.listen or LOOPBACK
     address = f"{listen}:{port}"
@@ -148,7 +148,7 @@ def up(share: Share, port: int = PORT) -> str:
 
 
 def join(share: Share, address: str) -> str:
-    """Let this machine be a further node of a pool: its address."""
+    """Add this machine to a pool as a node, and return its address."""
     need_ray()
     token = read_token(address, share.token)
     loopback = _is_loopback(address.rpartition(":")[0])
@@ -221,7 +221,7 @@ def connected(
     process: subprocess.Popen[bytes] | None = None,
     log: Path | None = None,
 ) -> Iterator[None]:
-    """This process as a driver of the pool. `process`: a node that is just starting, with its log."""
+    """Connect this process to the pool as a driver. `process`: a node that is just starting, with its log."""
     import ray
 
     if ray.is_initialized():
@@ -301,7 +301,7 @@ def _refused(address: str, error: Exception) -> PoolError:
 
 
 def _create_workers(name: str, builders: int, devices: tuple[Device, ...]) -> None:
-    """Actors on the node of this name, which is just coming up."""
+    """Create the actors on the node of this name, which is just starting."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -380,7 +380,7 @@ def rows(address: str, token: Path | None = None) -> list[PoolEntry]:
 
 
 def drain(node: str, address: str, token: Path | None = None) -> int:
-    """Let a node's workers finish what they have, and take no more. How many they are."""
+    """Let a node's workers finish their requests and accept no others. Returns the number of workers."""
     import ray
 
     with connected(address, read_token(address, token)):
@@ -404,7 +404,7 @@ def nodes_here() -> Mapping[str, dict[str, Any]]:
 
 
 def down(names: tuple[str, ...] = ()) -> list[str]:
-    """Stop nodes on this machine: all that this user started, or those with these names."""
+    """Stop nodes on this machine: those with these names, or all that this user started."""
     known = nodes_here()
     for name in names:
         if name not in known:
@@ -421,7 +421,7 @@ def down(names: tuple[str, ...] = ()) -> list[str]:
 
 
 def _stop(pids: Sequence[int]) -> None:
-    """Processes of nodes, and their children. A number that another process has by now is left alone."""
+    """Stop the processes of nodes and their children, unless another process has the same number by now."""
     import psutil
 
     nodes, children = [], []
@@ -474,7 +474,7 @@ def _check_port(ip: str, port: int) -> None:
 
 
 def _address_towards(address: str) -> str:
-    """This machine's own address on the way to another."""
+    """The address of this machine from which it reaches another."""
     ip, _, port = address.rpartition(":")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

@@ -34,13 +34,10 @@ from tilewright.support.trace import Trace
 
 @dataclass(frozen=True)
 class Pool:
-    """A pool of machines to tune on.
-
-    `address`: as `tilewright pool up` prints it. `device`: the device's label, as `tilewright pool ls` shows it; None
-    where the pool has one kind alone. `token_file`: the pool's token; None: what the environment or this user's files
-    have for that address. `device_seconds`: how long its devices of that label may work for this run, all together;
-    None: as long as the run takes.
-    """
+    """A pool of machines to tune on. `address`: as `tilewright pool up` prints it. `device`: the device's label, as
+    `tilewright pool ls` shows it; None if the pool has only one kind. `token_file`: the pool's token; None for the one
+    in the environment or in this user's files. `device_seconds`: the total time that devices of that label may work for
+    this run; None for no limit."""
 
     address: str
     device: str | None = None
@@ -77,7 +74,7 @@ class PoolDevice:
 
     @property
     def aside(self) -> dict[str, str]:
-        """Workers that get no work, with the reasons."""
+        """The workers that get no work, with the reasons."""
         return dict(self._workers.aside)
 
     @contextlib.contextmanager
@@ -106,13 +103,13 @@ class PoolDevice:
 
 
 class Session:
-    """This process as a driver of a pool. `seed`: of the validation inputs."""
+    """The connection of this process as a driver of a pool. `seed`: of the validation inputs."""
 
     def __init__(self, seed: int) -> None:
         self._over, self._seed = threading.Event(), seed
 
     def end(self) -> None:
-        """Measure nothing more: every tuner takes what it has."""
+        """Measure nothing more: every tuner uses its results so far."""
         self._over.set()
 
     def device(self, label: str | None, trace: Trace, seconds: float | None = None) -> PoolDevice:
@@ -142,8 +139,8 @@ def _user() -> str:
 
 
 def seed_of(token: str, user: str) -> int:
-    """The same for every driver of a user while a pool is up: so one that was killed and started again has the answers
-    that timers still keep for it. It is unknown outside the pool."""
+    """A seed that is the same for all drivers of a user while the pool is up. So a driver that was killed and restarted
+    gets the answers that timers still keep for it. The seed is unknown outside the pool."""
     digest = hmac.new(token.encode(), f"validation inputs of {user}".encode(), hashlib.sha256).digest()
     return int.from_bytes(digest[:4], "little")
 

@@ -63,7 +63,7 @@ _AHEAD = 2
 
 @dataclass
 class DeviceUse:
-    """What one device did for a run: trials, and seconds in which it was busy with them and with races."""
+    """The use of one device in a run: the number of trials, and the seconds it was busy with trials and races."""
 
     trials: int = 0
     seconds: float = 0.0
@@ -71,7 +71,7 @@ class DeviceUse:
 
 @dataclass(frozen=True)
 class _Sent:
-    """A job as it travels, and a Ray reference to the tensors of a kernel's launch."""
+    """A job as it is sent, and a Ray reference to the tensors of a kernel's launch."""
 
     job: PoolJob
     data: Any
@@ -90,13 +90,10 @@ class LostWork(Exception):
 
 
 class PoolRunner:
-    """Measures configs on the devices of a pool.
-
-    `user`: who shares the devices fairly with others. `seed`: of the validation inputs. `note`: is told what goes wrong
-    with nodes. `patience`: seconds of work on a trial after which its timer is taken to hang; `reply`: seconds for a
-    worker to say what it works on. `budget`: seconds of the devices' time, all together; then nothing more is measured.
-    `is_over`: whether the run is to end for another reason.
-    """
+    """Measures configs on the devices of a pool. `user`: devices are shared fairly among users. `seed`: of the
+    validation inputs. `note`: called with problems of nodes. `patience`: seconds of work on a trial after which its
+    timer is considered hanging; `reply`: seconds for a worker to report what it works on. `budget`: seconds of the
+    devices' time in total; afterwards nothing more is measured. `is_over`: whether the run ends for another reason."""
 
     def __init__(
         self,
@@ -133,7 +130,7 @@ class PoolRunner:
         self.close()
 
     def close(self) -> None:
-        """Forget what is not done. Nodes finish what they have begun."""
+        """Forget unfinished work. Nodes finish the requests that they have started."""
         self._queue.clear()
         self._running.clear()
         self._ordered.clear()
@@ -144,7 +141,7 @@ class PoolRunner:
 
     @property
     def spent(self) -> bool:
-        """Whether nothing more is to be measured."""
+        """Whether the budget is used up or the run is over."""
         if self._is_over():
             return True
         return self.budget is not None and sum(use.seconds for use in self.use.values()) >= self.budget
@@ -152,7 +149,7 @@ class PoolRunner:
     # -- what the tuner asks --------------------------------------------------------------------------------------
 
     def expect(self, job: Job) -> None:
-        """Timers draw a job's inputs with its first trial."""
+        """Prepare for jobs. Timers create a job's inputs at its first trial."""
 
     def prepare(self, job: Job, configs: Sequence[Config]) -> None:
         for config in configs:
@@ -172,7 +169,7 @@ class PoolRunner:
         best: float | None = None,
         deadline: float | None = None,
     ) -> list[Measurement]:
-        """As `Runner.measure`. A trial that no node could do is missing."""
+        """Measure configs as `Runner.measure` does. A trial that no node could do is missing from the result."""
         found: dict[Config, Measurement] = {}
         lost: set[Config] = set()
         waiting = list(dict.fromkeys(configs))
@@ -200,7 +197,8 @@ class PoolRunner:
         return [found[config] for config in configs if config in found]
 
     def race(self, job: Job, configs: Sequence[Config], seconds: float) -> list[list[float]]:
-        """Interleaved on one device each: the first config races on all of them, and makes their times comparable."""
+        """Time configs interleaved, each on one device. The first config runs on all of these devices, which makes
+        their times comparable."""
         self.build(job, configs)
         running = [config for config in configs if isinstance(self._code.get((job, config)), BuiltCode)]
         if not running:
@@ -219,7 +217,7 @@ class PoolRunner:
         return [times.get(config, []) for config in configs]
 
     def acknowledge(self, measured: Sequence[Measurement]) -> None:
-        """These are on disk: the timers that found them need not keep them."""
+        """Tell the timers that these results are on disk, so that they need not keep them."""
         names = dict(self._answered_by)
         by_worker: dict[str, list[str]] = {}
         for trial, worker in names.items():
@@ -326,7 +324,7 @@ class PoolRunner:
         return Work((job, tuple(configs)), name, begin, done, sent.job.described, self.patience + seconds)
 
     def _as_sent(self, job: Job) -> _Sent:
-        """The tensors of a launch are in the pool's object store once, whoever needs them."""
+        """The job as it is sent. The tensors of a launch are put into the pool's object store only once."""
         found = self._sent.pop(job, None)
         if found is None:
             data = Path(job.spec.data).read_bytes() if isinstance(job, KernelJob) else b""
@@ -359,7 +357,7 @@ class PoolRunner:
                 self._refresh()
 
     def _dispatch(self) -> None:
-        """What waits, to workers that have room."""
+        """Give waiting work to workers that have room."""
         load = Counter(attempt.worker.name for attempt in self._running.values())
         able: dict[str | None, list[Worker]] = {}  # by device: workers with room
         for _ in range(len(self._queue)):
@@ -461,8 +459,9 @@ class PoolRunner:
         return [each for each in self.workers.timers(worker.machine) if each is not worker]
 
     def _watch(self, worker: Worker, reference: float) -> None:
-        """The time of its reference kernel, against its own first time and its fellows'. A device without fellows is
-        the measure of itself: times of one moment are compared in races."""
+        """Compare a device's recent reference times with its first ones, and with those of other devices of its label;
+        set it aside if it is much slower. Without other devices nothing is compared: races compare times of one
+        moment."""
         if not reference:
             return
         worker.references.append(reference)
@@ -483,13 +482,13 @@ class PoolRunner:
 
 
 def _ignore(work: Work) -> None:
-    """Whoever asks sees that it is missing."""
+    """Ignore an answer; callers see that the result is missing."""
 
 
 def comparable(
     raced: Sequence[Mapping[Config, tuple[float, ...]]], anchor: Config
 ) -> dict[Config, list[float]]:
-    """Times of races on several devices, in units of the first one's: the anchor ran in each of them."""
+    """Times of races on several devices, scaled to the first one: the anchor ran in each of them."""
     times: dict[Config, list[float]] = {}
     unit = 0.0
     for race in raced:

@@ -22,7 +22,8 @@ _TICK = 0.05
 
 
 class FairTurns:
-    """One at a time; of those who wait, users take turns, whoever has how many requests."""
+    """Admits one request at a time, and alternates between the users that wait, independent of their numbers of
+    requests."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -57,8 +58,8 @@ class FairTurns:
 
 
 class NodeGate:
-    """Builds of a node run together, a timing runs alone. Who comes first enters first: a stream of builds does not
-    keep a timing waiting."""
+    """Builds of a node run concurrently, and a timing runs alone. Admission is in order of arrival, so a stream of
+    builds does not delay a timing indefinitely."""
 
     def __init__(self, node: str, folder: Path | None = None) -> None:
         folder = folder or _folder()
@@ -84,7 +85,7 @@ class NodeGate:
 
 
 def _folder() -> Path:
-    """Of this user, for the locks of all nodes of this machine."""
+    """A folder of this user for the locks of all nodes of this machine."""
     folder = Path(tempfile.gettempdir()) / f"tilewright-pool-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
@@ -92,7 +93,7 @@ def _folder() -> Path:
 
 @contextmanager
 def starting(folder: Path | None = None, patience: float = _START_SECONDS) -> Iterator[None]:
-    """One at a time on a machine; after `patience` seconds without waiting for the others."""
+    """Start one process at a time on a machine; after `patience` seconds, start without waiting."""
     deadline = time.monotonic() + patience
     with open((folder or _folder()) / "starting", "w") as file:
         while time.monotonic() < deadline:
@@ -105,7 +106,7 @@ def starting(folder: Path | None = None, patience: float = _START_SECONDS) -> It
 
 
 class Stopwatch:
-    """Seconds of work on a request: the time that it is there, without pauses."""
+    """Measures the seconds of work on a request, without pauses."""
 
     def __init__(self) -> None:
         self._worked, self._since, self._pauses = 0.0, time.monotonic(), 0
@@ -116,7 +117,7 @@ class Stopwatch:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """It waits: for its turn, or for a process to start."""
+        """Pause while the request waits for its turn, or for a process to start."""
         self._worked, self._pauses = self.seconds, self._pauses + 1
         try:
             yield

@@ -20,7 +20,7 @@ from tilewright.space.space import Config
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """Who answers: the versions that must agree with the driver's, the device, and the node's clock."""
+    """The introduction of a worker: the versions that must equal the driver's, the device, and the node's clock."""
 
     node: str
     host: str
@@ -36,7 +36,7 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class PoolJob(msgspec.Struct, frozen=True):
-    """A task, or a launch of a kernel. `digest`: of the bytes of the launch's tensors, which come alongside."""
+    """A task, or a launch of a kernel. `digest`: of the bytes of the launch's tensors, which are sent alongside."""
 
     task: TaskJob | None = None
     kernel: KernelSpec | None = None
@@ -44,7 +44,7 @@ class PoolJob(msgspec.Struct, frozen=True):
 
     @property
     def described(self) -> str:
-        """The machine that it is for."""
+        """The machine that the job is for."""
         return self._either.described
 
     @property
@@ -60,20 +60,21 @@ class PoolJob(msgspec.Struct, frozen=True):
 
 
 def pool_job(job: Job, data: bytes = b"") -> PoolJob:
-    """`data`: the bytes of the tensors of a kernel's launch. The file that holds them here has no meaning there."""
+    """The job in the form for the pool. `data`: the bytes of the tensors of a kernel's launch; their local file means
+    nothing elsewhere."""
     if isinstance(job, TaskJob):
         return PoolJob(task=job)
     return PoolJob(kernel=msgspec.structs.replace(job.spec, data=""), digest=hashlib.sha256(data).digest())
 
 
 class InProgress(msgspec.Struct, frozen=True):
-    """The requests that a worker has, by name: seconds in which it worked on each. Waiting is not work."""
+    """The requests of a worker by name, with the seconds that it worked on each. Waiting does not count."""
 
     seconds: dict[str, float]
 
 
 class BuildRequest(msgspec.Struct, frozen=True):
-    """Make object code of one candidate. `name` is the request's. `grid`: of a kernel's launch with this config."""
+    """Build one candidate. `name`: of the request. `grid`: of a kernel's launch with this config."""
 
     name: str
     user: str
@@ -84,7 +85,8 @@ class BuildRequest(msgspec.Struct, frozen=True):
 
 
 class BuildAnswer(msgspec.Struct, frozen=True):
-    """`failure`: the candidate's own; `trouble`: the node's, and the build is given to another."""
+    """The answer to a `BuildRequest`. `failure`: of the candidate; `trouble`: of the node, and another node gets the
+    build."""
 
     failure: str = ""
     message: str = ""
@@ -93,7 +95,7 @@ class BuildAnswer(msgspec.Struct, frozen=True):
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A config whose object code comes alongside."""
+    """A config whose object code is sent alongside."""
 
     config: Config
     seal: bytes
@@ -153,5 +155,5 @@ def seal(key: bytes, job: PoolJob, config: Config, code: bytes) -> bytes:
 
 
 def request_name(kind: str, job: PoolJob, what: object, seed: int) -> str:
-    """`what`: a config, or several."""
+    """The name of a request. `what`: a config, or several."""
     return hashlib.sha256(msgspec.msgpack.encode((kind, job, what, seed))).hexdigest()[:24]

@@ -31,7 +31,7 @@ _REMEMBERED = 512  # times of the reference kernel
 
 @dataclass
 class Worker:
-    """A builder or a timer that may be asked."""
+    """A builder or a timer."""
 
     name: str
     handle: Any
@@ -52,7 +52,7 @@ class Worker:
 
     @property
     def variant(self) -> str:
-        """Machines of one label that differ are distinguished by this."""
+        """Distinguishes different machines with the same label."""
         return fingerprint(self.hello.machine)[:8]
 
     @property
@@ -67,7 +67,7 @@ class Worker:
         return getattr(self.handle, method).remote(*arguments)
 
     def tell(self, method: str, *arguments: Any) -> None:
-        """Without waiting for anything."""
+        """Send a message without waiting for a reply."""
         self.ask(method, *arguments)
 
 
@@ -84,7 +84,7 @@ class _Greeting:
 
 
 class Workers:
-    """Everyone in the pool that this process is connected to."""
+    """The workers of the pool that this process is connected to."""
 
     def __init__(self) -> None:
         self._known: dict[str, Worker] = {}
@@ -97,8 +97,8 @@ class Workers:
         self.warnings: list[str] = []
 
     def refresh(self, wait: float = _HELLO_SECONDS) -> dict[str, str]:
-        """Look who is there now. Those that were newly found unusable, with the reason. Who is new is greeted; a
-        greeting that is not answered within `wait` seconds is looked at next time."""
+        """Look for workers, and return those that are newly found unusable, with the reason. New ones are greeted; if a
+        greeting is not answered within `wait` seconds, it is checked again next time."""
         names = self._named()
         now = time.monotonic()
         for name in [name for name in self._known if name not in names]:
@@ -126,13 +126,13 @@ class Workers:
         return found
 
     def _pause(self, name: str) -> None:
-        """It may be asked again after a while, which is longer each time."""
+        """Do not ask the worker for a while, longer each time."""
         self._troubles[name] += 1
         pause = min(_MAX_PAUSE, _PAUSE * 2 ** (self._troubles[name] - 1))
         self._back[name] = time.monotonic() + pause
 
     def _met(self, greeting: _Greeting, answer: Any) -> str:
-        """Take up a worker that answered; or why not."""
+        """Add a worker that answered; or return why it is unusable."""
         try:
             if isinstance(answer, BaseException):
                 raise ValueError(str(answer).splitlines()[0] if str(answer) else type(answer).__name__)
@@ -159,23 +159,23 @@ class Workers:
 
     @property
     def has_news(self) -> bool:
-        """Whether somebody was greeted, or may be asked again."""
+        """Whether a worker was greeted, or may be asked again."""
         return bool(self._greetings) or self.next_back == 0.0
 
     def set_aside(self, worker: Worker, reason: str, *, for_good: bool) -> None:
-        """No more work for it; not `for_good`: for a while, longer each time."""
+        """Give the worker no more work; unless `for_good`, for a while only, longer each time."""
         self.aside[worker.name] = reason
         self._known.pop(worker.name, None)
         if not for_good:
             self._pause(worker.name)
 
     def forgive(self, worker: Worker) -> None:
-        """It did a work item: its next pause is a short one again."""
+        """The worker did a work item: its next pause is short again."""
         self._troubles.pop(worker.name, None)
 
     @property
     def next_back(self) -> float | None:
-        """Seconds until the first of those that had trouble may be asked again, or answers a greeting."""
+        """Seconds until the first worker that had trouble may be asked again, or answers a greeting."""
         if self._greetings:
             return _PAUSE / 10
         return max(0.0, min(self._back.values()) - time.monotonic()) if self._back else None
@@ -184,7 +184,7 @@ class Workers:
         return [worker for worker in self._known.values() if not worker.is_timer]
 
     def timers(self, machine: str | None = None) -> list[Worker]:
-        """Those of the device that was chosen, or of all devices; only of this machine where one is described."""
+        """The timers of the chosen device, or of all devices; `machine`: only those of this kind of machine."""
         return [
             w
             for w in self._known.values()
@@ -192,8 +192,8 @@ class Workers:
         ]
 
     def choose(self, label: str | None) -> str:
-        """Use timers of this device alone: its description. Raises PoolError if no machine has it. Of machines of one
-        label that differ, the most frequent kind is taken; `label#variant` names one."""
+        """Use only timers of this device, and return its description. Raises PoolError if no machine has it. If
+        machines of one label differ, the most frequent kind is taken; `label#variant` names one."""
         self._label = ""
         wanted, _, variant = (label or "").partition("#")
         able = [
@@ -220,7 +220,7 @@ class Workers:
     # -- Ray, so that the driver needs no import of it -----------------------------------------------------------
 
     def _named(self) -> set[str]:
-        """Actors of all nodes."""
+        """The actors of all nodes."""
         from ray.util import list_named_actors
 
         return {
@@ -230,7 +230,7 @@ class Workers:
         }
 
     def _handle(self, name: str) -> Any:
-        """None: it has gone since."""
+        """The handle of an actor; None if it has ended."""
         import ray
 
         try:
@@ -239,7 +239,7 @@ class Workers:
             return None
 
     def restart(self, worker: Worker) -> None:
-        """End an actor that hangs; Ray starts it anew on its node."""
+        """End an actor that hangs; Ray restarts it on its node."""
         import ray
 
         with contextlib.suppress(ray.exceptions.RayError, ValueError):
@@ -255,7 +255,7 @@ class Workers:
         return self.come(references, 0.0) if first else []
 
     def come(self, references: list[Any], seconds: float) -> list[Any]:
-        """Those that have come, after waiting for all of them for so long."""
+        """Wait up to this long, and return the references that have arrived."""
         import ray
 
         if not references:
@@ -270,7 +270,7 @@ class Workers:
         return ray.put(data)
 
     def answer(self, reference: Any) -> Any:
-        """What came, or the exception that took its place."""
+        """The answer, or the exception that took its place."""
         import ray
 
         try:

@@ -15,9 +15,9 @@ _SWIZZLES = {32: "32B", 64: "64B", 128: "128B"}
 def encoded(
     address: int, kind: str, rows: int, columns: int, stride_bytes: int, box_rows: int, box_columns: int
 ) -> bytes:
-    """Of a matrix of `kind` ("f16") whose columns are contiguous and whose boxes lie swizzled in shared memory, in rows
-    of 32, 64 or 128 bytes. What a box has outside of the matrix is zero. DeviceError where the driver refuses: sizes of
-    zero or above 2**32, strides that are not multiples of 16 bytes."""
+    """The tensor map of a matrix of `kind` ("f16") with contiguous columns, for boxes that are swizzled in shared
+    memory, in rows of 32, 64 or 128 bytes. Elements of a box outside the matrix are zero. Raises DeviceError if the
+    driver refuses: for sizes of zero or above 2**32, or strides that are not multiples of 16 bytes."""
     api = driver()
     row_bytes = box_columns * 2
     if min(rows, columns, stride_bytes) < 1 or kind not in _KINDS or row_bytes not in _SWIZZLES:

@@ -74,7 +74,7 @@ class GemminiExecutor(Executor):
         return int(frame.bases[place.base] or 0) + int(place.offset)
 
     def summary(self) -> str:
-        """How much of a model the accelerator runs, for `explain`."""
+        """The part of a model that the accelerator runs, for `explain`."""
         found = [
             self.accelerated[step.kernel].header
             for step in self.plan.steps

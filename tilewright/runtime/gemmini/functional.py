@@ -184,7 +184,7 @@ class Functional:
             self._write(to, config["stride"], line, np.int8)
 
     def _loop_ws(self, instruction: Instruction) -> None:
-        """What the instructions of `unroll.loop_ws` compute, at once. Local memories are left as they are."""
+        """Compute the instructions of `unroll.loop_ws` at once. Local memories are not changed."""
         sizes, starts, strides = loop_operands(self._loop, self.machine.dim)
         (m, n, k) = sizes
         a = self._read(starts["a"], m, k, strides["a"], np.int8).astype(np.float64)

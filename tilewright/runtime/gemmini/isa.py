@@ -52,7 +52,7 @@ MAX_BLOCKS = 4  # of `dim` columns that one mvin loads
 
 
 class Array(Protocol):
-    """What a program depends on of a machine."""
+    """The properties of a machine that a program depends on."""
 
     @property
     def dim(self) -> int: ...
@@ -304,7 +304,7 @@ def _shown(name: str, value: int) -> str:
 
 @dataclass(frozen=True)
 class Convolution:
-    """What a loop_conv_ws was given."""
+    """The parameters of a loop_conv_ws."""
 
     in_rows: int
     in_cols: int

@@ -32,8 +32,8 @@ def unrolled(program: Sequence[Instruction], machine: Array) -> list[Instruction
 
 
 def decoded(program: Sequence[Instruction], machine: Array) -> Iterator[Instruction | None]:
-    """What the decoder gets in each cycle, as long as nothing holds it up: a primitive instruction, or None where a
-    loop is set up or passes over a step."""
+    """The decoder's output in each cycle if it is never stalled: a primitive instruction, or None while a loop is set
+    up or skips a step."""
     given: dict[str, Instruction] = {}
     for instruction in program:
         if not instruction.name.startswith("loop_"):

@@ -59,7 +59,7 @@ class _Verification:
             self.message = why if isinstance(why, str) else why(index)
 
     def _last(self, before: np.ndarray, at: np.ndarray) -> np.ndarray:
-        """For each position of `at`: the index of the last of `before` since the machine was reset, or -1."""
+        """The index of the last of `before` since the machine was reset, for each position of `at`; or -1."""
         found = np.searchsorted(before, at) - 1
         if not before.size:
             return found
@@ -258,7 +258,7 @@ class _Verification:
 
 
 def _wrong_bounds(instruction: Instruction, machine: Array) -> str:
-    """What is wrong with a matmul's bounds; "" if nothing is."""
+    """The error in a matmul's bounds; "" if there is none."""
     dim, half = machine.dim, machine.scratchpad_rows
     for axis in "ijk":
         if instruction[axis] < 1:

@@ -72,7 +72,7 @@ class WordTable:
         return {opcode.name: np.flatnonzero(self.opcodes == _NUMBER[opcode.name]) for opcode in OPCODES}
 
     def positions(self, *names: str) -> np.ndarray:
-        """Where instructions of these names are, in order."""
+        """The positions of instructions with these names, in order."""
         if len(names) == 1:
             return self._positions[names[0]]
         return np.sort(np.concatenate([self._positions[name] for name in names]))

@@ -38,7 +38,7 @@ class FusedReduction:
 
 
 def _cuts_of(task: Task) -> list[tuple[int, tuple[SubTask, ...]]]:
-    """For each cut of the task, the number of parts and the sub-tasks."""
+    """The number of parts and the sub-tasks of each cut of the task."""
     found = _reduction_of(task)
     if found is None or found[1].producer.is_input:
         return []

@@ -134,7 +134,7 @@ class GemmStage:
 
     @cached_property
     def _positions(self) -> tuple[int | None, ...]:
-        """For each axis of the reduction, the corresponding axis of the consumer."""
+        """The axis of the consumer that corresponds to each axis of the reduction."""
         positions = {axis: n for n, axis in enumerate(self.consumer.stage.axes) if axis is not None}
         return tuple(None if axis is None else positions[axis] for axis in self.consumer.axes)
 

@@ -39,8 +39,8 @@ atomic_xchg = _atomic("xchg", "Replaces an integer or float of 32 or 64 bits in 
 
 @builtin
 def atomic_cas(b: Builder, pointer: Any, expected: Any, value: Any) -> Value:
-    """Where an integer of 32 or 64 bits in memory is `expected`, replaces it by the value, as one indivisible step;
-    gives the values from before."""
+    """Replaces an integer of 32 or 64 bits in memory by the value if it equals `expected`, atomically for each element;
+    returns the old values."""
     pointers, given = written(b, pointers_of(b, pointer, "atomic_cas", ()), value, None)
     wanted = b.broadcast(converted(b, expected, tile_type(pointers).dtype), tile_type(pointers).shape)
     return b.emit("atomic_cas", pointers, wanted, given)

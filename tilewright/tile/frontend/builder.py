@@ -20,8 +20,8 @@ from tilewright.tile.ops import OPS, broadcast_shapes
 
 
 def promote(a: DType, b: DType) -> DType:
-    """The type of an operation on both: the narrowest that holds every number of each, and the float of a float and an
-    integer. KernelTypeError for u64 and a signed integer, which none holds."""
+    """The type of an operation on both: the narrowest that holds all values of each; of a float and an integer, the
+    float. Raises KernelTypeError for u64 and a signed integer: no type holds both."""
     if a is b:
         return a
     if a.is_float or b.is_float:
@@ -58,7 +58,7 @@ def is_number(value: object) -> bool:
 
 
 def describe(value: object) -> str:
-    """A value as an error names it."""
+    """A value as text for an error message."""
     if isinstance(value, Value):
         return str(value.type)
     if isinstance(value, (tuple, list)):
@@ -78,7 +78,7 @@ class Builder:
 
     @contextmanager
     def inside(self) -> Iterator[list[Node]]:
-        """What is built goes into the list that this gives."""
+        """Nodes that are built in this context are appended to the list that it yields."""
         outer, self.nodes = self.nodes, []
         try:
             yield self.nodes
@@ -88,7 +88,7 @@ class Builder:
     # -- operations --------------------------------------------------------------------------------------------------
 
     def emit(self, name: str, *operands: Value, **attrs: Any) -> Value:
-        """An operation with a result."""
+        """Append an operation with one result, and return the result."""
         result = self.add(name, operands, attrs)
         assert result is not None, f"{name} has no result"
         return result
@@ -121,7 +121,7 @@ class Builder:
         return self.emit("constant", value=number, dtype=dtype)
 
     def value(self, given: Any, dtype: DType | None = None) -> Value:
-        """A constexpr number as a value of the IR; a value as it is."""
+        """A constexpr number as an IR value; an IR value unchanged."""
         if isinstance(given, Value):
             return given
         if is_number(given):
@@ -129,7 +129,7 @@ class Builder:
         raise KernelTypeError(f"expected a tile or a number, got {describe(given)}")
 
     def tile(self, given: Any, what: str) -> Value:
-        """A tile or scalar of numbers."""
+        """Require a tile or scalar of numbers."""
         value = self.value(given)
         if not isinstance(value.type, TileType) or value.type.is_pointer:
             raise KernelTypeError(
@@ -149,15 +149,15 @@ class Builder:
         return self.emit("broadcast", value, shape=shape)
 
     def alike(self, *values: Value) -> list[Value]:
-        """Broadcast against each other."""
+        """Broadcast the values against each other."""
         shape: tuple[int, ...] = ()
         for value in values:
             shape = broadcast_shapes(shape, tile_type(value).shape)
         return [self.broadcast(value, shape) for value in values]
 
     def numbers(self, what: str, *given: Any) -> list[Value]:
-        """Operands of an elementwise operation: of one type and one shape. A Python number takes the type of the tiles
-        beside it; a float beside integers makes them f32."""
+        """The operands of an elementwise operation, converted to one type and one shape. A Python number takes the type
+        of the tiles that it is combined with; a float with integers makes them f32."""
         tiles = [tile_type(self.tile(each, what)).dtype for each in given if isinstance(each, Value)]
         dtype = tiles[0] if tiles else literal_type(given[0])
         for other in tiles[1:]:
@@ -197,7 +197,7 @@ class Builder:
         return check_shape(tuple(int(size) for size in sizes))
 
     def constexpr(self, given: Any, what: str, kind: type | tuple[type, ...]) -> Any:
-        """An argument that must be known while compiling, of a Python type."""
+        """An argument that must be known at compile time, of the given Python type."""
         given = given.item() if isinstance(given, np.generic) else given
         if (
             isinstance(given, Value)
@@ -212,7 +212,7 @@ class Builder:
         return given
 
     def condition(self, given: Any, what: str) -> Value:
-        """A scalar bool; numbers are compared with 0."""
+        """A scalar bool; a number is compared with 0."""
         value = self.tile(given, what)
         if tile_type(value).shape:
             raise KernelTypeError(

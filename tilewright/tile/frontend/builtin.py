@@ -11,7 +11,7 @@ from tilewright.tile.frontend.builder import Builder
 
 
 class Builtin:
-    """A function of the language. Its implementation takes the builder first, and what the user passes then."""
+    """A function of the language. Its implementation takes the builder, and then the user's arguments."""
 
     def __init__(
         self,

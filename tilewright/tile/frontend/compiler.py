@@ -43,14 +43,14 @@ class _Returned:
 
 @dataclass(frozen=True)
 class _Left:
-    """The rest of a loop's body is not run, or has been compiled inside of an `if`."""
+    """The end of a loop's body: the rest is not executed, or has been compiled inside an `if`."""
 
 
 Ended = _Returned | _Left  # why the statements of a block stopped before its end
 
 
 def compile_kernel(function: FunctionSource, params: dict[str, Type], constants: dict[str, Any]) -> Compiled:
-    """The kernel for parameters of these types and constexpr parameters of these values, verified."""
+    """The verified tile program of a kernel for these parameter types and constexpr values."""
     builder = Builder()
     values = {name: Value(type, name) for name, type in params.items()}
     body = Function(builder, function, None, 0)
@@ -244,13 +244,13 @@ class Function(Loops):
         return self.ended(None) if exits else None
 
     def ended(self, value: Any) -> Ended:
-        """Behind an `if` that took the rest of the block: of a function it returns, of a loop's body it is the end."""
+        """The end of a block whose rest is inside an `if`: a function returns, and a loop's body ends."""
         return _Left() if self.in_loop else _Returned(value)
 
     def arm(
         self, body: Sequence[ast.stmt], names: dict[str, Any]
     ) -> tuple[Ended | None, dict[str, Any], list[Node]]:
-        """One arm of it: what it returns, the names behind it, its nodes."""
+        """One arm of an `if`: its return value, the names after it, and its nodes."""
         self.names = dict(names)
         with self.b.inside() as nodes:
             ended = self.statements(body)
@@ -264,7 +264,7 @@ class Function(Loops):
         right: list[Node],
         where: SourceLocation,
     ) -> dict[str, Any]:
-        """Names behind an `if`, whose node is added here: a name with two values becomes a result."""
+        """The names after an `if`, whose node is added here: a name with two values becomes a result."""
         self.b.where = where
         flat: list[tuple[Value, Value, Value]] = []
 
@@ -305,7 +305,7 @@ class Function(Loops):
         return merged
 
     def lifted(self, given: Any, nodes: list[Node]) -> Value:
-        """A constexpr as a value that is made at the end of a block."""
+        """A constexpr as a value that is defined at the end of a block."""
         outer, self.b.nodes = self.b.nodes, nodes
         try:
             return self.b.value(given)
@@ -318,5 +318,5 @@ def _value_of(ended: Ended | None) -> Any:
 
 
 def _returns(body: Sequence[ast.stmt]) -> bool:
-    """Whether a return is somewhere inside."""
+    """Whether a statement contains a return."""
     return any(isinstance(node, ast.Return) for stmt in body for node in ast.walk(stmt))

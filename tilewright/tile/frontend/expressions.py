@@ -79,7 +79,7 @@ _PYTHON = {
 
 @dataclass(frozen=True)
 class Absent:
-    """A name that is defined on some ways to a use, and not on others; `why` says which."""
+    """A name that is defined on some paths to a use and not on others; `why` says which."""
 
     why: str
 
@@ -91,7 +91,7 @@ class Method:
 
 
 class Expressions:
-    """The part of the compiler of one function that evaluates expressions. `call_function` is its other part's."""
+    """The part of a function's compiler that evaluates expressions. The other part implements `call_function`."""
 
     def __init__(self, builder: Builder, source: FunctionSource, caller: SourceLocation | None) -> None:
         self.b = builder
@@ -109,7 +109,7 @@ class Expressions:
         return kind(message, where=self.source.locate(node, self.caller), remedy=remedy)
 
     def evaluate(self, node: ast.expr) -> Any:
-        """The value of an expression; errors get the location of the innermost one that has the mistake."""
+        """The value of an expression. An error gets the location of the innermost expression that causes it."""
         method = getattr(self, f"_{type(node).__name__}", None)
         if method is None:
             raise self.error(KernelSyntaxError, node, f"{construct(node)} is not part of the tile language")
@@ -256,7 +256,7 @@ class Expressions:
         return self.b.emit(name, *((c, a) if swap else (a, c)))
 
     def _BoolOp(self, node: ast.BoolOp) -> Any:
-        """`and` and `or` on scalars: what follows is evaluated only where it matters."""
+        """`and` and `or` on scalars: the second operand is evaluated only if it is needed."""
         first, *others = node.values
         result = self.evaluate(first)
         for each in others:
@@ -366,7 +366,7 @@ class Expressions:
         return self.call(function, args, kwargs)
 
     def compiled(self, argument: Any) -> Any:
-        """A function of the user's as one that compiles a call of it."""
+        """A function of the user's, wrapped so that calling it compiles a call."""
         if not callable(argument):
             return argument
         return lambda *values: self.call(argument, list(values), {})
@@ -408,7 +408,7 @@ def _of_math(function: Any) -> bool:
 
 
 def _usable(value: Any) -> bool:
-    """Something from outside of the kernel that an expression may name: functions and modules."""
+    """An object from outside the kernel that an expression may name: a function or a module."""
     return callable(value) or isinstance(value, (types.ModuleType, Pointer))
 
 

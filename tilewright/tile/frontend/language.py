@@ -44,7 +44,7 @@ def num_programs(b: Builder, axis: int) -> Value:
 
 @builtin
 def arange(b: Builder, start: int, end: int) -> Value:
-    """start, start + 1, ..., end - 1 as i32; the length must be a power of two."""
+    """The integers from `start` up to, not including, `end` as i32; their number must be a power of two."""
     b.shape((end,) if isinstance(end, Value) else (), "the end of arange")
     b.shape((start,) if isinstance(start, Value) else (), "the start of arange")
     first, last = b.constexpr(start, "start", int), b.constexpr(end, "end", int)
@@ -53,7 +53,7 @@ def arange(b: Builder, start: int, end: int) -> Value:
 
 @builtin
 def full(b: Builder, shape: Any, value: Any, dtype: DType) -> Value:
-    """A tile of one value, which may be a scalar of the kernel."""
+    """A tile filled with one value, which may be a scalar of the kernel."""
     sizes, kind = b.shape(shape), b.constexpr(dtype, "dtype", DType)
     if is_number(value):
         number = float(value) if kind.is_float else (bool(value) if kind is BOOL else int(value))
@@ -79,7 +79,8 @@ def zeros_like(b: Builder, x: Any) -> Any:
 
 @builtin
 def cast(b: Builder, x: Any, dtype: DType, bitcast: bool = False) -> Value:
-    """Converts to another type; floats to integers towards zero. `bitcast`: the same bits, for types of one width."""
+    """Converts to another type; floats are truncated to integers. `bitcast`: reinterprets the bits; the types must have
+    the same width."""
     kind = b.constexpr(dtype, "dtype", DType)
     if is_number(x) and not bitcast:
         return b.constant(float(x) if kind.is_float else (bool(x) if kind is BOOL else int(x)), kind)
@@ -89,19 +90,19 @@ def cast(b: Builder, x: Any, dtype: DType, bitcast: bool = False) -> Value:
 
 @builtin
 def broadcast_to(b: Builder, x: Any, shape: Any) -> Value:
-    """Stretches axes of size 1, and adds axes in front."""
+    """Broadcasts to a shape: stretches axes of size 1, and adds leading axes."""
     return b.broadcast(b.value(x), b.shape(shape))
 
 
 @builtin
 def broadcast(b: Builder, x: Any, y: Any) -> tuple[Value, ...]:
-    """Both, broadcast against each other."""
+    """The two values, broadcast against each other."""
     return tuple(b.alike(b.value(x), b.value(y)))
 
 
 @builtin
 def expand_dims(b: Builder, x: Any, axis: Any) -> Value:
-    """Inserts an axis of size 1, or several; x[:, None] does the same."""
+    """Inserts one or several axes of size 1; x[:, None] does the same."""
     value = b.value(x)
     axes = axis if isinstance(axis, (tuple, list)) else (axis,)
     for each in sorted(b.constexpr(a, "axis", int) % (len(tile_type(value).shape) + len(axes)) for a in axes):
@@ -120,7 +121,7 @@ def reshape(b: Builder, x: Any, *shape: Any) -> Value:
 
 @builtin
 def ravel(b: Builder, x: Any) -> Value:
-    """All elements along one axis, in row-major order."""
+    """The tile flattened in row-major order."""
     value = b.value(x)
     count = 1
     for size in tile_type(value).shape:
@@ -130,7 +131,7 @@ def ravel(b: Builder, x: Any) -> Value:
 
 @builtin
 def trans(b: Builder, x: Any, *dims: Any) -> Value:
-    """The axes in another order; without one, the last two are swapped."""
+    """Permutes the axes; without an order, swaps the last two."""
     value = b.value(x)
     rank = len(tile_type(value).shape)
     order = dims[0] if len(dims) == 1 and isinstance(dims[0], (tuple, list)) else dims
@@ -143,19 +144,19 @@ def trans(b: Builder, x: Any, *dims: Any) -> Value:
 
 @builtin
 def permute(b: Builder, x: Any, *dims: Any) -> Any:
-    """The axes in another order; `trans` with all axes named."""
+    """Permutes the axes; all of them are given."""
     return trans.apply(b, (x, *dims), {})
 
 
 @builtin
 def join(b: Builder, a: Any, c: Any) -> Value:
-    """Both along a new last axis of size 2."""
+    """Stacks two tiles along a new last axis of size 2."""
     return b.emit("join", *b.numbers("join", a, c))
 
 
 @builtin
 def split(b: Builder, x: Any) -> tuple[Value, Value]:
-    """The two halves along the last axis, which has two elements: the inverse of `join`."""
+    """The two slices along the last axis, which has size 2: the inverse of `join`."""
     value = b.value(x)
     tile_type(value)
     return b.emit("split", value, index=0), b.emit("split", value, index=1)
@@ -163,7 +164,7 @@ def split(b: Builder, x: Any) -> tuple[Value, Value]:
 
 @builtin
 def cat(b: Builder, a: Any, c: Any) -> Value:
-    """Both, one behind the other along the first axis; they have one shape."""
+    """Concatenates two tiles of the same shape along the first axis."""
     first, second = b.numbers("cat", a, c)
     shape = tile_type(first).shape
     if not shape:
@@ -185,7 +186,7 @@ def flip(b: Builder, x: Any, axis: int = -1) -> Value:
 
 @builtin
 def where(b: Builder, condition: Any, x: Any, y: Any) -> Any:
-    """x where the condition is true, y elsewhere; both are evaluated everywhere. Pointers may be chosen, too."""
+    """x where the condition is true, y elsewhere; both are evaluated everywhere. x and y may be pointers."""
     chosen = b.tile(condition, "where")
     if tile_type(chosen).dtype is not BOOL:
         raise KernelTypeError(
@@ -254,13 +255,13 @@ SCALAR_FUNCTIONS = {
 
 @builtin
 def maximum(b: Builder, x: Any, y: Any) -> Value:
-    """The greater one, elementwise; NaN if one is NaN."""
+    """The elementwise maximum; NaN if one operand is NaN."""
     return b.emit("max", *b.numbers("maximum", x, y))
 
 
 @builtin
 def minimum(b: Builder, x: Any, y: Any) -> Value:
-    """The smaller one, elementwise; NaN if one is NaN."""
+    """The elementwise minimum; NaN if one operand is NaN."""
     return b.emit("min", *b.numbers("minimum", x, y))
 
 
@@ -273,7 +274,7 @@ def sigmoid(b: Builder, x: Any) -> Value:
 
 
 def _cdiv(b: Builder, x: Any, y: Any) -> Any:
-    """x / y for integers, rounded up. Also outside of kernels."""
+    """The quotient of two integers, rounded up. It can also be called outside of kernels."""
     if is_number(x) and is_number(y):
         return -(-x // y)
     less = b.emit("sub", *b.numbers("cdiv", y, 1))
@@ -284,7 +285,7 @@ cdiv = Builtin(_cdiv, "cdiv", outside=lambda x, y: -(-x // y))
 
 
 def _next_power_of_2(b: Builder, n: Any) -> int:
-    """The least power of two that is at least n, a constexpr. Also outside of kernels."""
+    """The smallest power of two that is at least n, a constexpr. It can also be called outside of kernels."""
     return _power_of_2(b.constexpr(n, "n", int))
 
 
@@ -318,7 +319,7 @@ def _reduce(b: Builder, kind: str, x: Any, axis: int | None, keep_dims: bool) ->
 
 @builtin
 def sum_(b: Builder, x: Any, axis: int | None = None, keep_dims: bool = False) -> Value:
-    """The sum along an axis, or of all elements; halves are added in f32, integers under 32 bits give an i32."""
+    """The sum along an axis, or of all elements. 16-bit floats are added in f32; integers under 32 bits give i32."""
     return _reduce(b, "sum", x, axis, keep_dims)
 
 
@@ -348,13 +349,13 @@ def argmin(b: Builder, x: Any, axis: int | None = None, keep_dims: bool = False)
 
 @builtin
 def cumsum(b: Builder, x: Any, axis: int = 0) -> Value:
-    """Sums of the elements up to each, along an axis; types as of `sum`."""
+    """The inclusive cumulative sum along an axis; types are those of `sum`."""
     return b.emit("cumsum", b.tile(x, "cumsum"), axis=b.constexpr(axis, "axis", int))
 
 
 @builtin
 def sort(b: Builder, x: Any, axis: int = -1, descending: bool = False) -> Value:
-    """Sorted along an axis; NaN counts as greater than all numbers."""
+    """Sorts along an axis; NaN is greater than all numbers."""
     down = b.constexpr(descending, "descending", bool)
     return b.emit("sort", b.tile(x, "sort"), axis=b.constexpr(axis, "axis", int), descending=down)
 
@@ -381,7 +382,7 @@ def dot(
 
 
 def _mask(b: Builder, pointer: Value, mask: Any) -> tuple[Value, Value]:
-    """Pointers and mask, broadcast; the mask may have the larger shape only where the pointer is a tile."""
+    """Pointers and mask, broadcast. The mask may have the larger shape only if the pointer is a tile."""
     value = b.tile(mask, "mask")
     if tile_type(value).dtype is not BOOL:
         raise KernelTypeError(f"a mask must be bool, got {value.type}", remedy="compare, as in offsets < n")
@@ -430,8 +431,8 @@ def load(
     boundary_check: Any = (),
     padding_option: str = "zero",
 ) -> Value:
-    """What the pointers point to. Where `mask` is false nothing is read and the element is `other`, or undefined
-    without it. Of a block pointer: the block; elements outside along the axes in `boundary_check` are 0, or NaN with
+    """Loads from memory. Where `mask` is false, nothing is read, and the element is `other`, or undefined without it. A
+    block pointer loads its block; elements out of bounds along the axes in `boundary_check` are 0, or NaN with
     padding_option="nan"."""
     if isinstance(pointer, Value) and isinstance(pointer.type, BlockPointerType):
         _no_mask(mask, other)
@@ -452,14 +453,14 @@ def load(
 
 
 def converted(b: Builder, given: Any, dtype: DType) -> Any:
-    """A value to be stored: converted to the type in memory."""
+    """A value to be stored, converted to the type in memory."""
     return cast.apply(b, (given, dtype), {})
 
 
 @builtin
 def store(b: Builder, pointer: Any, value: Any, mask: Any = None, boundary_check: Any = ()) -> None:
-    """Writes the value, converted to the type in memory and broadcast to the pointers, where `mask` is true. To a block
-    pointer: inside along the axes in `boundary_check`."""
+    """Stores the value, converted to the type in memory and broadcast to the pointers, where `mask` is true. With a
+    block pointer: where the block is in bounds along the axes in `boundary_check`."""
     if isinstance(pointer, Value) and isinstance(pointer.type, BlockPointerType):
         _no_mask(mask, None)
         block = pointer.type
@@ -485,8 +486,8 @@ def written(b: Builder, pointers: Value, value: Any, mask: Any) -> list[Value]:
 
 @builtin
 def atomic_add(b: Builder, pointer: Any, value: Any, mask: Any = None) -> Value:
-    """Adds in memory, each element as one indivisible step, and gives the values from before; undefined where `mask` is
-    false. Elements may have one address: all of them are added."""
+    """Adds to memory, atomically for each element, and returns the old values, which are undefined where `mask` is
+    false. Elements may have the same address: all of them are added."""
     return b.emit("atomic_add", *written(b, pointers_of(b, pointer, "atomic_add", ()), value, mask))
 
 
@@ -507,7 +508,8 @@ def make_block_ptr(
     b: Builder, base: Any, shape: Any, strides: Any, offsets: Any, block_shape: Any, order: Any
 ) -> Value:
     """A pointer to a block of a strided tensor. `base` points to the tensor's first element; `shape`, `strides` and
-    `offsets` (of the block's first element) are in elements; `order` lists the axes from the smallest stride on."""
+    `offsets` (of the block's first element) are in elements; `order` lists the axes, starting with the smallest
+    stride."""
     numbers = [
         *_scalars(b, shape, "shape"), *_scalars(b, strides, "strides"), *_scalars(b, offsets, "offsets")
     ]  # fmt: skip
@@ -519,7 +521,7 @@ def make_block_ptr(
 
 @builtin
 def advance(b: Builder, pointer: Any, offsets: Any) -> Value:
-    """The block pointer, moved by so many elements along each axis."""
+    """The block pointer, moved by the given number of elements along each axis."""
     if not isinstance(pointer, Value):
         raise KernelTypeError(f"advance takes a block pointer, got {describe(pointer)}")
     return b.emit("advance", pointer, *_scalars(b, offsets, "offsets"))
@@ -530,7 +532,7 @@ def advance(b: Builder, pointer: Any, offsets: Any) -> Value:
 
 @builtin
 def static_assert(b: Builder, condition: Any, message: str = "") -> None:
-    """Fails the compilation where the condition, a constexpr, is false."""
+    """Fails the compilation if the condition, a constexpr, is false."""
     if isinstance(condition, Value):
         raise KernelTypeError(
             f"static_assert takes a constexpr, got {condition.type}", remedy="use tl.device_assert for values"
@@ -541,13 +543,13 @@ def static_assert(b: Builder, condition: Any, message: str = "") -> None:
 
 @builtin
 def static_print(b: Builder, *values: Any) -> None:
-    """Prints constexprs, and the types of values, while the kernel is compiled."""
+    """Prints constexprs, and the types of values, at compile time."""
     print(*(each if isinstance(each, str) else describe(each) for each in values))
 
 
 @builtin
 def device_print(b: Builder, prefix: str, *values: Any) -> None:
-    """Prints values when the kernel runs, after the program instance's id."""
+    """Prints values when the kernel runs, with the index of the program instance."""
     operands = _tiles(b, values)
     b.effect("print", *operands, prefix=b.constexpr(prefix, "prefix", str))
 
@@ -558,7 +560,7 @@ def _tiles(b: Builder, values: Iterable[Any]) -> list[Value]:
 
 @builtin
 def device_assert(b: Builder, condition: Any, message: str = "") -> None:
-    """In debug mode: fails the launch where the condition is false for an element."""
+    """Fails the launch, in debug mode, if the condition is false for an element."""
     b.effect("assert", b.tile(condition, "device_assert"), message=b.constexpr(message, "message", str))
 
 
@@ -572,7 +574,7 @@ METHODS: dict[str, Builtin] = {
 
 
 def attribute(b: Builder, value: Value, name: str) -> Any:
-    """`shape`, `dtype` and `T` of a value; None where it has no such attribute."""
+    """The attribute `shape`, `dtype` or `T` of a value; None for other names."""
     if isinstance(value.type, TileType) and name == "T":
         return trans.apply(b, (value,), {})
     if name == "shape":

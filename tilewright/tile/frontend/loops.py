@@ -33,7 +33,7 @@ _COUNTER = "next "  # the name of the index that a `while` counts
 
 
 class Loops(Expressions):
-    """The part of the compiler of one function that has its loops. The methods that raise are its other part's."""
+    """The part of a function's compiler that compiles loops. The other part implements the methods that raise."""
 
     def __init__(self, builder: Builder, source: FunctionSource, caller: SourceLocation | None) -> None:
         super().__init__(builder, source, caller)
@@ -56,7 +56,7 @@ class Loops(Expressions):
         raise NotImplementedError
 
     def leave(self, node: ast.Break | ast.Continue) -> None:
-        """A `break` or `continue`: the rest of the body is not compiled behind it."""
+        """Compile a `break` or `continue`: the rest of the body is skipped."""
         if isinstance(node, ast.Break):
             self.names[_BROKEN] = True
 
@@ -109,7 +109,7 @@ class Loops(Expressions):
         self.after_loop(node.body, carried, where, [node.target.id])
 
     def range_bounds(self, node: ast.expr) -> tuple[Any, Any, Any] | None:
-        """Of a `range`; None for what is unrolled."""
+        """The bounds of a `range`; None if the loop is unrolled."""
         if not isinstance(node, ast.Call) or self.evaluate(node.func) is not range:
             return None
         given = [self.evaluate(each) for each in node.args]
@@ -123,7 +123,8 @@ class Loops(Expressions):
     def counted_while(
         self, node: ast.For, index: str, bounds: tuple[Any, Any, Any], where: SourceLocation, *, wide: bool
     ) -> None:
-        """A `for` with a `break`. It counts in 64 bits, so that the number behind the last does not wrap around."""
+        """Compile a `for` with a `break` as a `while`. The counter has 64 bits, so that the value after the last
+        iteration does not overflow."""
         lower, upper, step = (
             self.b.cast(each, I64) if isinstance(each, Value) else self.b.constant(each, I64)
             for each in bounds
@@ -174,7 +175,7 @@ class Loops(Expressions):
         self.in_loop = inner
 
     def unroll(self, node: ast.For, items: Sequence[Any]) -> None:
-        """The iterations from the first of `items` on; those behind a `break` that a value decides are in an `if`."""
+        """The iterations over `items`, unrolled; those after a `break` that depends on a value are inside an `if`."""
         for position, item in enumerate(items):
             self.names[_BROKEN] = False
             self.assign(node.target, item)
@@ -233,8 +234,8 @@ class Loops(Expressions):
         where: SourceLocation,
         begin: Callable[[], None],
     ) -> None:
-        """A `while`. `also`: names that it carries besides those that the body assigns; `hidden`: names that begin anew
-        in each iteration, by `begin`."""
+        """Compile a `while`. `also`: names that it carries in addition to those that the body assigns; `hidden`: names
+        that `begin` redefines in each iteration."""
         before = dict(self.names)
         breaks = leaves(body, ast.Break)
         if breaks:
@@ -270,7 +271,7 @@ class Loops(Expressions):
 
     def carried(self, body: Sequence[ast.stmt], *others: str) -> tuple[list[str], list[Value]]:
         """The names that a loop's body rebinds and that have a value before it, with that value. A name whose value is
-        no number or tile stays a constexpr, which the body may not change."""
+        neither a number nor a tile stays a constexpr, which the body may not change."""
         names = [name for name in _assigned(body) if name in self.names and name not in others]
         kept = [name for name in names if isinstance(self.names[name], Value) or is_number(self.names[name])]
         return kept, [self.b.value(self.names[name]) for name in kept]
@@ -282,7 +283,7 @@ class Loops(Expressions):
         carried: Sequence[str],
         begin: Callable[[], None] = lambda: None,
     ) -> tuple[list[Node], list[Value]]:
-        """Its nodes, and the values that it yields. `begin` compiles what precedes the user's statements."""
+        """The body's nodes, and the values that it yields. `begin` compiles what precedes the user's statements."""
         before, inner = dict(self.names), self.in_loop
         self.names.update(names)
         self.in_loop = True
@@ -325,7 +326,8 @@ class Loops(Expressions):
     def after_loop(
         self, body: Sequence[ast.stmt], carried: Sequence[str], where: SourceLocation, also: list[str]
     ) -> None:
-        """`also`: its index, which has no value behind the loop even where it had one before."""
+        """Update the names after a loop. `also`: its index, which has no value after the loop even if it had one
+        before."""
         for name in (*_assigned(body), *also):
             if name in also or name not in self.names:
                 self.names[name] = Absent(
@@ -334,7 +336,7 @@ class Loops(Expressions):
 
 
 def leaves(body: Sequence[ast.stmt], kind: type | tuple[type, ...] = (ast.Break, ast.Continue)) -> bool:
-    """Whether a `break` or `continue` of the loop that these statements are in is somewhere inside."""
+    """Whether these statements contain a `break` or `continue` of their loop."""
     for stmt in body:
         if isinstance(stmt, kind):
             return True

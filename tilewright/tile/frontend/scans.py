@@ -23,7 +23,7 @@ Combine = Callable[..., Any]
 
 
 def _operands(b: Builder, x: Any, axis: Any, combine: Any, what: str) -> tuple[list[Value], int]:
-    """The tiles with the axis as their last one, and the axis."""
+    """The tiles with the axis moved to the end, and the axis."""
     given = list(x) if isinstance(x, (tuple, list)) else [x]
     values = b.alike(*(b.tile(each, what) for each in given))
     shape = tile_type(values[0]).shape
@@ -66,7 +66,7 @@ def _combined(
 
 
 def _halves(b: Builder, values: list[Value]) -> tuple[list[Value], list[Value]]:
-    """Neighbours along the last axis: those with even and those with odd numbers."""
+    """The elements with even and with odd indices along the last axis."""
     even, odd = [], []
     for value in values:
         *outer, size = tile_type(value).shape
@@ -77,9 +77,9 @@ def _halves(b: Builder, values: list[Value]) -> tuple[list[Value], list[Value]]:
 
 
 def _associative_scan(b: Builder, x: Any, axis: int, combine_fn: Any, reverse: bool = False) -> Any:
-    """What `combine_fn` makes of all elements up to each along an axis: combine_fn(combine_fn(x0, x1), x2), ... in any
-    grouping. `x` may be a tuple of tiles; the function then takes all values of the elements before, then those of the
-    elements behind, and returns one for each tile. `reverse`: from the last element on."""
+    """The inclusive scan along an axis: combine_fn(combine_fn(x0, x1), x2), ... in any grouping. `x` may be a tuple of
+    tiles; the function then takes all values of the left elements, then all of the right ones, and returns one for each
+    tile. `reverse`: from the last element on."""
     tiles, at = _operands(b, x, axis, combine_fn, "associative_scan")
     backwards = b.constexpr(reverse, "reverse", bool)
     *outer, size = tile_type(tiles[0]).shape
@@ -120,8 +120,8 @@ def _associative_scan(b: Builder, x: Any, axis: int, combine_fn: Any, reverse: b
 
 
 def _reduce(b: Builder, x: Any, axis: int, combine_fn: Any, keep_dims: bool = False) -> Any:
-    """What `combine_fn` makes of all elements along an axis, in any grouping; `x` may be a tuple of tiles, as for
-    `associative_scan`. `sum`, `max` and the like are faster where they fit."""
+    """The reduction of all elements along an axis by `combine_fn`, in any grouping; `x` may be a tuple of tiles, as for
+    `associative_scan`. Prefer `sum`, `max` and the like where they apply: they are faster."""
     tiles, at = _operands(b, x, axis, combine_fn, "reduce")
     *outer, size = tile_type(tiles[0]).shape
     while size > 1:

@@ -47,7 +47,7 @@ class FunctionSource:
 
 
 def lookup(function: Any, name: str) -> tuple[bool, Any]:
-    """A name from outside of the function: in what it closes over, its module, Python's own."""
+    """Look up a name in the function's closure, then in its module, then among Python's built-ins."""
     function = inspect.unwrap(function)
     if name in function.__code__.co_freevars:
         cell = function.__closure__[function.__code__.co_freevars.index(name)]
@@ -66,12 +66,13 @@ Captured = Sequence[tuple[Callable[..., Any], str, Any]]  # function, name, valu
 
 
 def is_current(captured: Captured) -> bool:
-    """Whether names from outside of a kernel still have the values that became constants in it."""
+    """Whether the outside names that became constants in the kernel still have the same values."""
     return all(lookup(function, name) == (True, value) for function, name, value in captured)
 
 
 def read(function: Callable[..., Any]) -> FunctionSource:
-    """Raises KernelSyntaxError where the function has no source or takes what kernels cannot take."""
+    """The source of a kernel. Raises KernelSyntaxError if the function has no source, or parameters that kernels cannot
+    have."""
     name = getattr(function, "__name__", "kernel")
     try:
         lines, first = inspect.getsourcelines(function)

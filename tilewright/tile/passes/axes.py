@@ -49,14 +49,14 @@ class AxisInfo:
     unit: int = 1  # what a step of one changes the number by: of pointers, the bytes of an element
 
     def divisor_at(self, axis: int, step: int) -> int:
-        """What divides the elements at multiples of `step` along an axis."""
+        """The divisor of the elements at multiples of `step` along an axis."""
         if step >= self.contiguity[axis]:
             return self.divisor[axis]
         return math.gcd(self.divisor[axis], step * self.unit)
 
     @property
     def everywhere(self) -> int:
-        """What divides every element."""
+        """The divisor of every element."""
         return max(self.divisor_at(axis, 1) for axis in range(len(self.divisor)))
 
 
@@ -79,7 +79,7 @@ def power_of_two_in(number: int) -> int:
 
 
 def analyse_axes(program: TileProgram, facts: Facts | None = None) -> Mapping[Value, Info]:
-    """What is known of each value of a program."""
+    """The known facts about each value of a program."""
     divisors = dict(facts.divisors) if facts is not None else {}
     analysis = _Analysis()
     for param in program.params:
@@ -114,7 +114,7 @@ def block_pointer_axes(pointer: BlockInfo, type: BlockPointerType) -> AxisInfo:
 
 
 def block_mask_constancy(pointer: BlockInfo, axis: int, size: int) -> int:
-    """In groups of how many the elements of a block along an axis are all inside of the tensor, or all outside."""
+    """The size of the groups along an axis whose elements are either all inside the tensor or all outside."""
     return math.gcd(size, pointer.shape[axis].everywhere, pointer.offsets[axis].everywhere)
 
 
@@ -128,7 +128,7 @@ def _constant(number: int) -> AxisInfo:
 
 
 def _join(a: Info, b: Info) -> Info:
-    """What holds of either."""
+    """The facts that hold for either of two values."""
     if isinstance(a, BlockInfo):
         assert isinstance(b, BlockInfo)
         return BlockInfo(
@@ -249,8 +249,8 @@ class _Analysis:
         return made if indices else replace(made, value=None)
 
     def _compare(self, op: Op, known: AxisInfo) -> AxisInfo:
-        """x < y and y >= x do not change within a group where x is contiguous, y constant, and both are multiples of
-        the group's size."""
+        """A comparison x < y or y >= x is constant within a group if x is contiguous, y is constant, and both are
+        multiples of the group's size."""
         x, y = (self.tile(each) for each in op.operands)
         if op.name == "le":
             x, y = y, x
@@ -264,8 +264,8 @@ class _Analysis:
         return replace(known, constancy=groups)
 
     def _cast(self, op: Op, known: AxisInfo) -> AxisInfo:
-        """A wider number does not wrap around where the narrower one did: groups that begin at a multiple of their size
-        cannot have wrapped."""
+        """A sequence that wraps around in the narrower type is not contiguous in the wider one. Groups that begin at a
+        multiple of their size cannot wrap around."""
         info = self.tile(op.operands[0])
         old, new = _tiles(op)[0].dtype, op.settings["dtype"]
         if not new.is_integer:
@@ -282,7 +282,7 @@ class _Analysis:
         return AxisInfo(contiguity, info.constancy, divisors, value)
 
     def _sum(self, x: AxisInfo, y: AxisInfo, known: AxisInfo, scale: int = 1) -> AxisInfo:
-        """x + scale * y."""
+        """The facts about x + scale * y."""
         contiguity, divisors = [], []
         for axis in range(len(known.constancy)):
             step = max(
@@ -425,7 +425,7 @@ def _tiles(op: Op) -> list[TileType]:
 
 
 def _element(op: Op) -> object:
-    """What a result's element must be for a rule of arithmetic to hold of it."""
+    """The condition on a result's element for a rule of arithmetic to hold."""
     if op.name == "cast":
         return op.settings["dtype"]
     return _tiles(op)[0].element if op.name == "addptr" else None
@@ -441,7 +441,7 @@ def _of(parts: list[tuple[int, int, int]], like: AxisInfo) -> AxisInfo:
 
 
 def _small(value: int) -> int | None:
-    """Only what fits into every integer type that is used for indices is known."""
+    """Only facts that fit all integer types of indices are known."""
     return value if -(2**31) <= value < 2**31 else None
 
 

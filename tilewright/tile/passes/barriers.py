@@ -18,7 +18,7 @@ Conflict = Callable[[Resource, Resource], bool]
 
 @dataclass(frozen=True)
 class _State:
-    """What was accessed since the last barrier, on any way here."""
+    """The accesses since the last barrier, on any path to this point."""
 
     read: frozenset[Resource] = frozenset()
     written: frozenset[Resource] = frozenset()
@@ -27,7 +27,7 @@ class _State:
         return _State(self.read | other.read, self.written | other.written)
 
     def later(self) -> _State:
-        """In another iteration: equal keys no longer mean equal addresses."""
+        """The state in another iteration: equal keys no longer mean equal addresses."""
         return _State(_without_keys(self.read), _without_keys(self.written))
 
 
@@ -36,8 +36,8 @@ def _without_keys(resources: Iterable[Resource]) -> frozenset[Resource]:
 
 
 def steps_after_barriers(nodes: Sequence[CodeNode], conflict: Conflict) -> set[ProgramStep]:
-    """The steps that a barrier stands before. `conflict`: whether two accesses may touch the same bytes in different
-    threads, one of them writing."""
+    """The steps that need a barrier before them. `conflict`: whether two accesses may touch the same bytes in different
+    threads, and one of them writes."""
     walker = _Walker(conflict)
     walker.walk(nodes, _State())
     return walker.found

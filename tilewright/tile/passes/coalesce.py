@@ -18,12 +18,13 @@ SECTOR_BYTES = 32  # what memory transfers at least
 
 
 def axis_order(shape: Sequence[int], pointers: AxisInfo) -> list[int]:
-    """Axes, the one with the longest contiguous groups first; of equal ones the last."""
+    """The axes, ordered by the length of their contiguous groups, longest first; of equal ones the last comes first."""
     return sorted(range(len(shape)), key=lambda axis: (-pointers.contiguity[axis], -axis))
 
 
 def vector_elements(pointers: AxisInfo, mask: Sequence[int] | None, axis: int, size: int) -> int:
-    """How many elements of `size` bytes one access may have along an axis. `mask`: its constancy by axis."""
+    """The number of elements of `size` bytes that one access may have along an axis. `mask`: its constancy for each
+    axis."""
     limit = min(
         pointers.contiguity[axis], max(1, ACCESS_BYTES // size), max(1, pointers.divisor[axis] // size)
     )
@@ -35,7 +36,7 @@ def vector_elements(pointers: AxisInfo, mask: Sequence[int] | None, axis: int, s
 def memory_layout(
     shape: Sequence[int], pointers: AxisInfo, mask: Sequence[int] | None, size: int, warps: int
 ) -> Layout:
-    """For an access to a tile of elements of `size` bytes by 2**warps warps."""
+    """The coalesced layout for an access to a tile of elements of `size` bytes by 2**warps warps."""
     order = axis_order(shape, pointers)
     if not order:
         return distributed((), 0, warps)
@@ -47,7 +48,7 @@ def memory_layout(
 def access_elements(
     layout: Layout, shape: Sequence[int], pointers: AxisInfo, mask: Sequence[int] | None, size: int
 ) -> int:
-    """How many of a thread's registers, from a multiple of the number on, one access may have in this layout."""
+    """The number of consecutive registers of a thread that one access may have in this layout."""
     best = 1
     for axis in range(len(shape)):
         bits, limit = axis_bits(shape, axis), vector_elements(pointers, mask, axis, size)
@@ -59,7 +60,7 @@ def access_elements(
 
 
 def run_bytes(layout: Layout, shape: Sequence[int], pointers: AxisInfo, size: int, vector: int) -> int:
-    """The number of neighbouring bytes that one instruction of a warp accesses together."""
+    """The number of contiguous bytes that one instruction of a warp accesses."""
     if not shape:
         return size
     axis = axis_order(shape, pointers)[0]

@@ -23,7 +23,7 @@ def dead_code(program: TileProgram) -> TileProgram:
 
 
 def _mark(block: Block, used: set[Value]) -> None:
-    """From the end on: what a node uses counts only if the node stays."""
+    """Mark live nodes from the end: a node's operands are live only if the node is."""
     used.update(block.yields)
     for node in reversed(block.nodes):
         if isinstance(node, Op) and _goes(node, used):

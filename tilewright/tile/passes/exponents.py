@@ -16,13 +16,13 @@ Made = Mapping[Value, Op]
 
 
 def nonpositive(made: Made, value: Value) -> bool:
-    """Whether it is a number minus a maximum that the number takes part in."""
+    """Whether a value is x - m, where m is a maximum over elements that include x."""
     op = made.get(value)
     return op is not None and op.name == "sub" and _reaches(made, op.operands[1], op.operands[0])
 
 
 def sums_exponentials(made: Made, value: Value) -> bool:
-    """Whether it is the sum of exp(x - m) over all elements that the maximum m is of, repeated or not."""
+    """Whether it is the sum of exp(x - m) over all elements that the maximum m is taken over, repeated or not."""
     total = _reduced_there(made, value)
     if total is None or total.settings["kind"] != "sum":
         return False
@@ -39,7 +39,8 @@ def sums_exponentials(made: Made, value: Value) -> bool:
 
 
 def _reaches(made: Made, most: Value, value: Value, expanded: tuple[int, ...] = ()) -> bool:
-    """Whether `most` is a maximum that `value` takes part in. `expanded`: the axes that views have added to it."""
+    """Whether `most` is a maximum over elements that include `value`. `expanded`: the axes that views have added to
+    it."""
     op, added = _through_views(made, most)
     expanded += added
     if op is None:
@@ -51,7 +52,7 @@ def _reaches(made: Made, most: Value, value: Value, expanded: tuple[int, ...] = 
 
 
 def _reduced_there(made: Made, value: Value) -> Op | None:
-    """The reduction whose result `value` is, put back along the axis that it reduces."""
+    """The reduction whose result is `value`, broadcast back along the reduced axis."""
     op, expanded = _through_views(made, value)
     return op if op is not None and op.name == "reduce" and _put_back(op, expanded) else None
 
@@ -71,7 +72,7 @@ def _through_views(made: Made, value: Value) -> tuple[Op | None, tuple[int, ...]
 
 
 def _put_back(op: Op, expanded: tuple[int, ...]) -> bool:
-    """Whether views with these new axes bring a reduction's result back to where its operand's elements are."""
+    """Whether views with these new axes move a reduction's result back to the positions of its operand's elements."""
     rank = _rank(op.operands[0])
     return rank == 1 or expanded == (op.settings["axis"] % rank,)
 

@@ -42,7 +42,7 @@ class _Hoisting(Rewriter):
 
 
 def _without(block: Block, moved: list[Node]) -> Block:
-    """The block without what may leave it, which `moved` gets."""
+    """The block without the operations that can be hoisted; these are appended to `moved`."""
     inside: set[Value] = set(block.params)
     kept: list[Node] = []
     for node in block.nodes:

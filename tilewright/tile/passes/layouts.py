@@ -28,14 +28,14 @@ def bits_of(shape: Sequence[int]) -> int:
 
 
 def axis_bits(shape: Sequence[int], axis: int) -> range:
-    """The bits of an element's number that its index along an axis is, the lowest first."""
+    """The bits of an element's index that are its index along an axis, lowest first."""
     low = bits_of(shape[axis + 1 :])
     return range(low, low + bits_of((shape[axis],)))
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Bits of the element's number, by bits of the number of the register, lane and warp; the lowest first."""
+    """Maps bits of the register, lane and warp numbers to bits of the element's index; the lowest come first."""
 
     registers: tuple[int, ...]
     lanes: tuple[int, ...]
@@ -43,22 +43,22 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """Registers of a thread."""
+        """The number of registers per thread."""
         return 1 << len(self.registers)
 
     @property
     def threads(self) -> tuple[int, ...]:
-        """By bits of the thread's number in its block."""
+        """The element bit of each bit of the thread's number in its block."""
         return self.lanes + self.warps
 
     @property
     def replicated(self) -> int:
-        """The bits of a thread's number that change nothing, as a mask."""
+        """A mask of the thread bits that do not change the element."""
         return sum(1 << n for n, bit in enumerate(self.threads) if bit == REPLICATED)
 
     def mapped(self, bits: Mapping[int, int]) -> Layout:
-        """With other bits in the position of these. A bit that is not named has no part in the result: registers become
-        fewer, threads replicated."""
+        """The layout with element bits replaced. A bit that is not in the mapping disappears: there are fewer
+        registers, and threads are replicated."""
         return Layout(
             tuple(bits[bit] for bit in self.registers if bit in bits),
             tuple(bits.get(bit, REPLICATED) for bit in self.lanes),
@@ -66,12 +66,12 @@ class Layout:
         )
 
     def kept_registers(self, bits: Iterable[int]) -> tuple[int, ...]:
-        """The positions of registers' bits that are among `bits`."""
+        """The positions of the register bits that are among `bits`."""
         wanted = set(bits)
         return tuple(n for n, bit in enumerate(self.registers) if bit in wanted)
 
     def extended(self, bits: Iterable[int]) -> Layout:
-        """With further bits: in the threads that are replicated so far, then in registers."""
+        """The layout with further bits: in replicated threads first, then in registers."""
         waiting = list(bits)
         lanes, warps = list(self.lanes), list(self.warps)
         for part in (lanes, warps):
@@ -81,7 +81,7 @@ class Layout:
         return Layout((*self.registers, *waiting), tuple(lanes), tuple(warps))
 
     def holds(self, other: Layout) -> bool:
-        """Whether each thread holds, in its registers, what it holds in the other layout."""
+        """Whether each thread holds, in its registers, all elements that it holds in the other layout."""
         for own, wanted in zip(self.threads, other.threads, strict=True):
             if own != REPLICATED and own != wanted:
                 return False
@@ -89,8 +89,8 @@ class Layout:
 
 
 def distributed(order: Sequence[int], vector: int, warps: int) -> Layout:
-    """Bits in this order: so many to registers, then to lanes, to `warps` bits of warps, and the others to registers
-    again. Fewer go to registers at first where threads would have nothing otherwise."""
+    """Assigns bits in this order: the given number to registers, then to lanes, to `warps` bits of warps, and the rest
+    to registers again. Fewer go to registers first if threads would otherwise have no elements."""
     first = max(0, min(vector, len(order) - LANES - warps))
     rest = list(order[first:])
     lanes, rest = rest[:LANES], rest[LANES:]
@@ -103,7 +103,7 @@ def distributed(order: Sequence[int], vector: int, warps: int) -> Layout:
 
 
 def uniform(warps: int) -> Layout:
-    """The layout of a scalar: every thread has it."""
+    """The layout of a scalar: every thread holds it."""
     return Layout((), (REPLICATED,) * LANES, (REPLICATED,) * warps)
 
 
@@ -111,7 +111,7 @@ def uniform(warps: int) -> Layout:
 
 
 def transposed_bits(shape: Sequence[int], order: Sequence[int]) -> dict[int, int]:
-    """The bits of an operand of this shape after its axes are permuted."""
+    """Maps the bits of an operand of this shape to those of the permuted result."""
     after = tuple(shape[axis] for axis in order)
     return {
         old: new
@@ -131,7 +131,7 @@ def broadcast_bits(old: Sequence[int], new: Sequence[int]) -> dict[int, int]:
 
 
 def reduced_bits(shape: Sequence[int], axis: int) -> dict[int, int]:
-    """Without the bits of the axis."""
+    """Maps bits to those without the axis."""
     kept = (*shape[:axis], *shape[axis + 1 :])
     return {
         old: new
@@ -141,7 +141,7 @@ def reduced_bits(shape: Sequence[int], axis: int) -> dict[int, int]:
 
 
 def joined_bits(shape: Sequence[int]) -> dict[int, int]:
-    """An operand's: the result has one bit more, the lowest."""
+    """Maps an operand's bits to the result's, which has one more, the lowest."""
     return {bit: bit + 1 for bit in range(bits_of(shape))}
 
 

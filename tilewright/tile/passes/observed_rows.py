@@ -197,7 +197,7 @@ class _Observed:
         return None
 
     def _through_views(self, value: Value, rows: int) -> Op | None:
-        """The operation whose result is seen through views that leave the rows where they are."""
+        """The operation that defines a value, looking through views that keep the rows in their positions."""
         op = self.made.get(value)
         while op is not None and op.name in ("broadcast", "expand_dims"):
             if not self._keeps_rows(op):
@@ -206,7 +206,7 @@ class _Observed:
         return op if op is not None and _shape(op.results[0])[:1] == (rows,) else None
 
     def _scalar(self, value: Value) -> Value | None:
-        """The scalar that is every element of a tile."""
+        """The scalar that a tile is a broadcast of."""
         while _shape(value):
             op = self.made.get(value)
             if op is None or op.name not in ("broadcast", "expand_dims"):

@@ -65,12 +65,12 @@ class _Peephole(Rewriter):
         return nodes
 
     def before(self, value: Value, name: str) -> Op | None:
-        """The operation of this name that makes the value."""
+        """The operation of this name that defines the value."""
         op = self.made_by.get(value)
         return op if op is not None and op.name == name else None
 
     def constant(self, value: Value) -> Any:
-        """The number that all elements are; None: not known."""
+        """The number that all elements equal; None if it is unknown."""
         op = self.made_by.get(value)
         while op is not None and op.name in ("broadcast", "expand_dims", "reshape", "trans"):
             op = self.made_by.get(op.operands[0])

@@ -9,7 +9,7 @@ from tilewright.tile.ir import Block, For, If, Node, Op, TileProgram, Value, Whi
 
 
 class Rewriter:
-    """A pass overrides `op`, or `loop` and `branch`; `self.same` says which value stands for one that is gone."""
+    """A pass overrides `op`, or `loop` and `branch`; `self.same` maps a removed value to its replacement."""
 
     def __init__(self) -> None:
         self.same: dict[Value, Value] = {}
@@ -32,13 +32,13 @@ class Rewriter:
         return self.made(block, nodes)
 
     def made(self, block: Block, nodes: list[Node]) -> Block:
-        """The block with these nodes."""
+        """A block of these nodes."""
         yields = self.values(block.yields)
         same = len(nodes) == len(block.nodes) and all(a is b for a, b in zip(nodes, block.nodes, strict=True))
         return block if same and yields is block.yields else replace(block, nodes=tuple(nodes), yields=yields)
 
     def node(self, node: Node) -> Iterable[Node]:
-        """What stands for a node: its operands are those that are left."""
+        """The replacement of a node, whose operands are replaced first."""
         if isinstance(node, Op):
             operands = self.values(node.operands)
             return self.op(node if operands is node.operands else replace(node, operands=operands))

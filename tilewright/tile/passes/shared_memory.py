@@ -18,7 +18,7 @@ _ALIGNMENT = 128
 
 @dataclass(frozen=True, eq=False)
 class SharedBuffer:
-    """Some bytes of shared memory; `what` it is for, and the user's line that needs it."""
+    """A number of bytes of shared memory; `what` it is for, and the user's line that needs it."""
 
     name: str
     bytes: int
@@ -68,7 +68,7 @@ CodeNode = ProgramStep | Lifespan
 
 
 def allocate(nodes: Sequence[CodeNode]) -> tuple[dict[SharedBuffer, int], int]:
-    """The offset of each buffer, and how many bytes there are in all."""
+    """The offset of each buffer, and the total number of bytes."""
     lifetimes = _Lifetimes()
     lifetimes.visit(nodes)
     offsets: dict[SharedBuffer, int] = {}
@@ -90,7 +90,7 @@ def allocate(nodes: Sequence[CodeNode]) -> tuple[dict[SharedBuffer, int], int]:
 
 
 def live_together(nodes: Sequence[CodeNode], offsets: Mapping[SharedBuffer, int]) -> list[SharedBuffer]:
-    """The buffers that are live where the most memory is, the largest first: what an error names."""
+    """The buffers that are live at the point of maximum use, the largest first: an error lists them."""
     lifetimes = _Lifetimes()
     lifetimes.visit(nodes)
     last = max(offsets, key=lambda each: offsets[each] + each.bytes)

@@ -8,7 +8,7 @@ from tilewright.tile.ops import OPS
 
 
 def pointer_origins(program: TileProgram) -> dict[Value, set[Value]]:
-    """The parameters that each value is computed from, loads aside."""
+    """The parameters that each value is computed from, except through loads."""
     origins: dict[Value, set[Value]] = {param: {param} for param in program.params}
     nodes = list(walk(program.body))
     changed = True

@@ -85,7 +85,7 @@ class Along(Memory):
     def _over_warps(
         self, kind: str, wide: DType, names: list[str], kept: Layout, warps: list[int], bits: int
     ) -> None:
-        """What each of the warps has so far is written once, and read by all."""
+        """Combine the warps' partial results: each writes its own once, and all threads read all of them."""
         types = [wide, DType.I32][: len(names)]
         own = sum(1 << (LANES + warp) for warp in warps)
         owner = kept.replicated & ~own
@@ -127,7 +127,8 @@ class Along(Memory):
     # -- cumsum and sort ---------------------------------------------------------------------------------------------
 
     def cumsum(self, op: Op, value: Value, layout: Layout) -> str:
-        """Bit by bit of the axis: an element whose bit is set adds what all those have whose bit is not."""
+        """A scan, one bit of the axis at a time: an element whose bit is set adds the sum of all elements whose bit is
+        not set."""
         source = op.operands[0]
         dtype, into = tile_type(source).dtype, tile_type(value).dtype
         wide = into.compute
@@ -169,7 +170,7 @@ class Along(Memory):
         return name
 
     def sort(self, op: Op, value: Value, layout: Layout) -> str:
-        """A bitonic network: in each step, elements whose numbers differ in one bit of the axis are put in order."""
+        """A bitonic network: each step orders pairs of elements whose indices differ in one bit of the axis."""
         source = op.operands[0]
         shape, dtype, count = shape_of(source), tile_type(source).dtype, layout.size
         held = self.get(source, layout)
@@ -214,7 +215,7 @@ class Along(Memory):
     # -- flip and split ----------------------------------------------------------------------------------------------
 
     def flip(self, op: Op, value: Value, layout: Layout) -> str:
-        """Elements whose numbers differ in all bits of the axis change places."""
+        """Exchange elements whose indices differ in all bits of the axis."""
         source = op.operands[0]
         shape, dtype, count = shape_of(source), tile_type(source).dtype, layout.size
         bits = list(axis_bits(shape, op.settings["axis"] % len(shape)))
@@ -228,7 +229,7 @@ class Along(Memory):
         return made
 
     def split(self, op: Op, value: Value) -> str:
-        """Every other element: the lowest bit of the source's numbers is made one of a register."""
+        """Every other element: the lowest bit of the source's element index becomes a register bit."""
         source, index = op.operands[0], op.settings["index"]
         dtype = tile_type(value).dtype
         layout = self.homes.of(value)

@@ -58,7 +58,7 @@ def shape_of(value: Value) -> tuple[int, ...]:
 
 
 class Homes:
-    """`home`: by value, of tiles that are not computed again. `plans`: by dot."""
+    """`home`: the layout of each tile that is not recomputed. `plans`: the plan of each dot."""
 
     def __init__(
         self, program: TileProgram, axes: Mapping[Value, Info], machine: GpuMachine, warps: int
@@ -107,7 +107,7 @@ class Homes:
         return distributed(range(bits_of(shape)), 2, self.warps)
 
     def of(self, value: Value) -> Layout:
-        """The layout in which a tile is there, or is computed by default."""
+        """The layout in which a tile is available, or in which it is computed by default."""
         if not shape_of(value):
             return self.uniform
         return self.home.get(value) or self.default(value)
@@ -207,7 +207,7 @@ class Homes:
         return memory_layout(shape_of(op.operands[0]), pointers, mask, _bytes(op), self.warps)
 
     def pointers(self, op: Op) -> tuple[AxisInfo, tuple[int, ...] | None]:
-        """What is known of the addresses of an access, and the constancy of its mask; None without one."""
+        """The known facts about the addresses of an access, and the constancy of its mask; None if there is no mask."""
         pointer = op.operands[0]
         info = self.axes[pointer]
         if isinstance(pointer.type, BlockPointerType):
@@ -228,8 +228,8 @@ class Homes:
         return info, found.constancy
 
     def _adopt(self, value: Value) -> None:
-        """A tile that is loaded only to be broadcast is loaded in the layout that it is broadcast in: several threads
-        load one element, and none moves. On the way it may be converted to another type."""
+        """Load a tile that is only broadcast directly in the layout of the broadcast: several threads then load the
+        same element, and no data move. On the way the tile may be converted to another type."""
         if not shape_of(value):
             return
         wanted: set[Layout] = set()
@@ -313,7 +313,7 @@ def along(shape: tuple[int, ...], axis: int, warps: int) -> Layout:
 
 
 def _moved(view: Op) -> dict[int, int]:
-    """The bits of a view's result, by those of its operand."""
+    """Maps each bit of an operand's element index to the bit in the view's result."""
     old, shape = shape_of(view.operands[0]), shape_of(view.results[0])
     if view.name == "trans":
         return transposed_bits(old, view.settings["order"])

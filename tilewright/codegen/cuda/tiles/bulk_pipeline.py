@@ -35,7 +35,7 @@ class BulkPrefetch(LoopPrefetch):
         bulk: Sequence[BulkCopy],
         running: Op | None,
     ) -> None:
-        """`bulk`: of each load. `running`: the dot that is left running."""
+        """`bulk`: the bulk copy of each load. `running`: the dot that is left running."""
         self.bulk, self.running = bulk, running
         self.phase, self.started = emitter.name("phase"), emitter.name("started")
         size = 2 * copied[0].slots * BARRIER_BYTES

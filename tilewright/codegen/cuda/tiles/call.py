@@ -21,7 +21,8 @@ _INNER = f"{SYMBOL}_instance"
 
 
 def call_source(call: TileCall, machine: GpuMachine) -> GpuSource:
-    """Values of a plan lie apart, and a tile kernel of one only stores to its result."""
+    """The CUDA text of a tile kernel in a plan. The plan's values do not overlap, and the kernel stores only to its
+    result."""
     if prints(call.program):
         raise CodegenError(f"{call.name}: a kernel that prints cannot be compiled")
     known = []

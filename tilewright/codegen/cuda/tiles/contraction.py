@@ -27,7 +27,7 @@ _SMALLEST = 4  # bits of columns and of k: rows in shared memory have 32 bytes a
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bits of the sizes of a contraction."""
+    """The numbers of index bits of a contraction's m, n and k."""
 
     batch: int
     m: int
@@ -44,8 +44,8 @@ class Sizes:
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """By `multiply`. `left`: the layout in which the first operand may be in registers already. `m_warps`, `n_warps`:
-    by bit of a warp's number, the bit of a row or a column that it is, or REPLICATED."""
+    """A dot by `multiply`. `left`: the layout in which the first operand may already be in registers. `m_warps`,
+    `n_warps`: for each bit of a warp's number, the row or column bit that it is, or REPLICATED."""
 
     sizes: Sizes
     multiply: Intrinsic
@@ -58,7 +58,7 @@ class TensorPlan:
 
     @property
     def m_tiles(self) -> list[int]:
-        """The bits of a row that number a warp's instructions."""
+        """The row bits that number a warp's instructions."""
         return [bit for bit in range(_ROW_BITS, self.sizes.m) if bit not in self.m_warps]
 
     @property
@@ -72,7 +72,7 @@ class TensorPlan:
 
 @dataclass(frozen=True)
 class WarpgroupPlan:
-    """By an instruction of a warpgroup of `columns` columns. Operands are in shared memory; the first may be in
+    """A dot by a warpgroup instruction of `columns` columns. Operands are in shared memory; the first may be in
     registers, in the layout `left`."""
 
     sizes: Sizes
@@ -120,7 +120,7 @@ def described(plan: Plan) -> str:
 
 
 def plan_dot(op: Op, machine: GpuMachine, warps: int, chained: bool) -> Plan:
-    """`chained`: the result is an operand of another dot, whose rows then stay in one warp."""
+    """The plan of a dot. `chained`: the result is an operand of another dot, so each of its rows stays in one warp."""
     sizes = Sizes.of(op)
     operand = op.operands[0].type
     assert isinstance(operand, TileType)
@@ -161,7 +161,8 @@ def plan_dot(op: Op, machine: GpuMachine, warps: int, chained: bool) -> Plan:
 
 
 def _plan_warpgroups(sizes: Sizes, dtype: DType, machine: GpuMachine, warps: int) -> WarpgroupPlan | str:
-    """Or why not. 32-bit floats are rounded on their way through registers, which these instructions do not have."""
+    """The plan by warpgroup instructions, or why there is none. Only 16-bit floats qualify: 32-bit ones are rounded in
+    registers, and these instructions read shared memory."""
     if not dtype.is_half:
         return f"a warpgroup multiplies f16 and bf16, not {dtype.short}"
     if warpgroup_multiply(8, dtype).missing(machine):
@@ -207,7 +208,7 @@ _NOTHING = Layout((), (), ())
 
 
 def _split(sizes: Sizes, warps: int, chained: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Warps over rows and columns, so that each has a block that is about square."""
+    """Divide warps over rows and columns such that the block of each is nearly square."""
     m, n = sizes.m, sizes.n
     m_warps, n_warps = [REPLICATED] * warps, [REPLICATED] * warps
     for number in range(warps):
@@ -222,7 +223,7 @@ def _split(sizes: Sizes, warps: int, chained: bool) -> tuple[tuple[int, ...], tu
 
 
 def _bits(fragment: Fragment, columns: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The bits of registers and of lanes, as bits of row * 2**columns + column."""
+    """Register bits and lane bits, as bits of row * 2**columns + column."""
 
     def bit(lane: int, n: int) -> int:
         row, column = fragment.element(lane, n)
@@ -239,9 +240,9 @@ def _bits(fragment: Fragment, columns: int) -> tuple[tuple[int, ...], tuple[int,
 
 @dataclass(frozen=True)
 class SharedTile:
-    """A matrix in shared memory, in panels of rows of up to 128 bytes, 16-byte chunks of neighbouring rows exchanged
-    (swizzled) so that eight rows at one column lie in different banks. `masks`: by bit of the element's number, the
-    bits of the address."""
+    """A matrix in shared memory, in panels of rows of up to 128 bytes. The 16-byte chunks of neighbouring rows are
+    exchanged (swizzled) so that eight rows at one column are in different banks. `masks`: for each bit of the element
+    index, its address bits."""
 
     masks: tuple[int, ...]
     by_rows: bool  # neighbours lie along the last axis

@@ -105,8 +105,8 @@ class Control(Dots):
     # -- control flow ------------------------------------------------------------------------------------------------
 
     def cells(self, values: Sequence[Value], init: Sequence[Value] | None) -> list[list[Cell]]:
-        """Variables for what several ways give, set to `init`: of each value (name, type, size), a size of 0 being that
-        of a scalar."""
+        """Variables for values that several paths define, initialised with `init`; each value is (name, type, size),
+        and the size of a scalar is 0."""
         found = []
         for n, value in enumerate(values):
             if isinstance(value.type, BlockPointerType):
@@ -125,7 +125,7 @@ class Control(Dots):
         return found
 
     def _held(self, value: Value, like: Value) -> list[str]:
-        """The variables of a value, in the layout of another."""
+        """The variables of a value, in another layout."""
         if isinstance(value.type, BlockPointerType):
             pointer = self.blocks[value]
             return [pointer.base, *pointer.shape, *pointer.strides, *pointer.offsets]
@@ -145,7 +145,7 @@ class Control(Dots):
     def assigned(
         self, cells: Sequence[list[Cell]], values: Sequence[Value], like: Sequence[Value]
     ) -> list[str]:
-        """All at once: what is another cell's is copied before any cell is written."""
+        """Assign all cells at once: values of other cells are copied before any cell is written."""
         every = {name for own in cells for name, _, _ in own}
         first: list[str] = []
         last: list[str] = []
@@ -161,7 +161,7 @@ class Control(Dots):
         return [*first, *last]
 
     def more(self, node: For, counter: str) -> str:
-        """Whether a loop goes on."""
+        """The condition for another iteration of a loop."""
         upper, step = self.scalar(node.upper), self.scalar(node.step)
         info = self.axes[node.step]
         known = info.value if isinstance(info, AxisInfo) else None
@@ -196,7 +196,7 @@ class Control(Dots):
         self.define_cells(node.results, cells)
 
     def prefetch(self, node: For) -> PrefetchHooks | None:
-        """What brings operands for later iterations; `pipeline.py` has it."""
+        """The prefetches of operands for later iterations; `pipeline.py` implements it."""
         return None
 
     def _while(self, node: While) -> None:

@@ -41,8 +41,8 @@ class Dots(Warpgroups):
         return name
 
     def _given_up(self, op: Op, layout: Layout) -> str | None:
-        """The registers of what the products are added to, where nothing else uses them: the sums stay in them. It was
-        computed, or came into this iteration, in the block of the dot: a loop inside would change it repeatedly."""
+        """The registers of the accumulator operand if it has no other use: the sums stay in them. The operand must be
+        computed in, or carried into, the block of the dot; in a loop further inside, it would be changed repeatedly."""
         if len(op.operands) < 3:
             return None
         start = op.operands[2]
@@ -55,7 +55,7 @@ class Dots(Warpgroups):
 
     @property
     def region_uses(self) -> set[Value]:
-        """Values that loops and branches take or yield."""
+        """The values that loops and branches take or yield."""
         if self._region_uses is None:
             found = set(self.program.body.yields)
             for node in walk(self.program.body):
@@ -161,7 +161,7 @@ class Dots(Warpgroups):
     # -- instructions ------------------------------------------------------------------------------------------------
 
     def _multiply(self, intrinsic: Intrinsic) -> str:
-        """A function around an instruction: c, a, b."""
+        """A function that wraps a matrix instruction; its operands are c, a, b."""
         assert isinstance(intrinsic.emit, PtxAssembly)
         name = f"multiply_{tensor_cores_name(intrinsic)}"
         if name not in self.functions:
@@ -185,7 +185,7 @@ class Dots(Warpgroups):
         return name
 
     def _matrices(self, count: int, dtype: DType, transposed: bool) -> str:
-        """A function around a load of matrices from shared memory."""
+        """A function that wraps a load of matrices from shared memory (ldmatrix)."""
         intrinsic = tensor_cores.load_matrices(count, dtype, transposed)
         assert isinstance(intrinsic.emit, PtxAssembly)
         shorten = dtype is DType.F32
@@ -204,7 +204,8 @@ class Dots(Warpgroups):
     # -- FMAs --------------------------------------------------------------------------------------------------------
 
     def _by_fma(self, op: Op, plan: FmaPlan, sums: str) -> None:
-        """k by k: a thread's rows of the first operand with its columns of the second."""
+        """Multiply by FMAs, one k after another: a thread's rows of the first operand with its columns of the
+        second."""
         a, b = op.operands[:2]
         sizes, layout = plan.sizes, plan.accumulators
         dtype, wide = tile_type(a).dtype, tile_type(op.results[0]).dtype

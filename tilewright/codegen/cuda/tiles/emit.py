@@ -42,7 +42,8 @@ SYMBOL = "KERNEL_NAME"
 
 @dataclass(frozen=True)
 class TileSource:
-    """A kernel in which SYMBOL stands for its name. `headers` come before it, once for all kernels of a text."""
+    """The text of a kernel, in which SYMBOL stands for its name. `headers` precede all kernels of a translation unit,
+    once."""
 
     name: str
     headers: str
@@ -70,9 +71,9 @@ def emit_tile_program(
     bulk_copies: bool = True,
     grid: tuple[int, int, int] | None = None,
 ) -> TileSource:
-    """SharedMemoryError, at the user's line, where tiles need more shared memory than a block may have. `bulk_copies`:
-    False where the launch cannot encode tensor maps. `grid`: where it is known, and the blocks of the launch have one
-    axis."""
+    """The CUDA text of a tile program. Raises SharedMemoryError, at the user's line, if tiles need more shared memory
+    than a block may have. `bulk_copies`: False if the launch cannot encode tensor maps. `grid`: the grid, if it is
+    known and has one axis."""
     return _Emitter(program, facts, machine, warps.bit_length() - 1, stages, bulk_copies, grid).source()
 
 

@@ -63,7 +63,7 @@ class Executor:
 
     @property
     def machine(self) -> GpuMachine:
-        """The card that kernels are compiled for: the current one, unless another was given."""
+        """The GPU that kernels are compiled for: the given one, or else the current one."""
         return self._machine or detect(_current_device())
 
     def compile(self, program: TileProgram, facts: Facts, options: Options) -> Launchable | None:
@@ -79,7 +79,7 @@ class Executor:
     def build(
         self, program: TileProgram, facts: Facts, options: Options, *, bulk_copies: bool = True
     ) -> tuple[TileSource, Compiled, str]:
-        """The text, the machine code, and the kernel's name in it. Needs no card."""
+        """The text, the machine code, and the kernel's name in it. This needs no GPU."""
         machine = self.machine
         source = emitted(program, facts, machine, options, bulk_copies=bulk_copies)
         key = fingerprint("tile", source.text, machine.capability, _generator_version())
@@ -110,7 +110,7 @@ def emitted(
     bulk_copies: bool = True,
     grid: tuple[int, int, int] | None = None,
 ) -> TileSource:
-    """With the options of a launch; `emit.py` has the others."""
+    """The text for the options of a launch; `emit.py` has the other parameters."""
     warps, stages = checked_options(options)
     while True:
         try:
@@ -124,7 +124,7 @@ def emitted(
 
 
 def checked_options(options: Options) -> tuple[int, int]:
-    """Warps and stages."""
+    """The numbers of warps and stages, checked."""
     for name in options:
         if name not in ("warps", "stages"):
             raise OptionError(
@@ -144,7 +144,7 @@ def checked_options(options: Options) -> tuple[int, int]:
 
 
 class _Launchable:
-    """A kernel, loaded on each device where it is launched first."""
+    """A kernel, loaded on each device at its first launch there."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class _Launchable:
         symbol: str,
         without_maps: Callable[[], _Launchable] | None = None,
     ) -> None:
-        """`without_maps`: the same kernel, for arguments that have no tensor maps."""
+        """`without_maps`: the same kernel for arguments that cannot have tensor maps."""
         self._source, self._cubin, self._symbol = source, compiled.cubin, symbol
         self._maps, self._without_maps = source.maps, without_maps
         self._other: _Launchable | None = None
@@ -191,7 +191,8 @@ class _Launchable:
         function.launch_grid(grid, self._source.threads, parameters, self._stream(device))
 
     def _argument_memory(self) -> tuple[Any, int]:
-        """A slot of 8 bytes for each argument, the tensor maps behind them, and the address of all their addresses."""
+        """Memory with an 8-byte slot for each argument, the tensor maps after them, and the array of all their
+        addresses."""
         count, maps = max(1, self._count), len(self._maps)
         first_map = -(-8 * count // MAP_BYTES) * MAP_BYTES
         size = first_map + MAP_BYTES * maps
@@ -206,7 +207,8 @@ class _Launchable:
         return slots, ctypes.addressof(pointers)
 
     def _encode(self, slots: Any, read: Any, values: Sequence[Any]) -> bool:
-        """The tensor maps of these arguments, into the memory of arguments; False where the driver has none."""
+        """Write the tensor maps of these arguments to the argument memory; return False if the driver cannot encode
+        one."""
         first = -(-8 * max(1, self._count) // MAP_BYTES) * MAP_BYTES
         for number, each in enumerate(self._maps):
             rows, columns, stride = (part.of(values) for part in (each.rows, each.columns, each.stride))
@@ -244,7 +246,7 @@ class _Launchable:
 
 
 def _parameters(maps: Sequence[TensorMap]) -> list[int]:
-    """The numbers of the parameters that tensor maps depend on."""
+    """The indices of the parameters that tensor maps depend on."""
     found: set[int] = set()
     waiting = [part for each in maps for part in (each.rows, each.columns, each.stride)]
     while waiting:
@@ -256,7 +258,7 @@ def _parameters(maps: Sequence[TensorMap]) -> list[int]:
 
 @lru_cache(maxsize=1)
 def _torch_functions() -> tuple[Callable[[], int], Callable[[int], int]]:
-    """The number of the current device, and the handle of its current stream."""
+    """The functions for the current device's number and for the handle of its current stream."""
     import torch
 
     raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
@@ -270,7 +272,7 @@ def _current_device() -> int:
 
 
 def _slot(param: Value) -> str:
-    """An argument in 8 bytes."""
+    """The 8 bytes of an argument."""
     kind = param.type
     assert isinstance(kind, TileType)
     if kind.is_pointer:

@@ -20,7 +20,7 @@ class Memory(Moves):
         return GlobalAccess(tensors, (pointer, layout))
 
     def _addresses(self, op: Op, layout: Layout) -> tuple[str, str | None]:
-        """Arrays of pointers and of masks; scalars of a scalar access."""
+        """Arrays of pointers and of masks; scalars for a scalar access."""
         pointer = op.operands[0]
         if isinstance(pointer.type, BlockPointerType):
             return self._block_addresses(op, layout)
@@ -84,7 +84,7 @@ class Memory(Moves):
         return name
 
     def _other(self, op: Op, value: Value, layout: Layout) -> str:
-        """What a masked element is, in register @."""
+        """The value of a masked element in register @."""
         if op.name == "load" and len(op.operands) == 3:
             return self.at(op.operands[2], layout, "@")
         if op.name == "load_block" and op.settings["padding"] == "nan":
@@ -114,7 +114,8 @@ class Memory(Moves):
         self.step(["#pragma unroll", f"{head} {line}"], writes=(resource,))
 
     def _store_layout(self, op: Op, value: Value) -> Layout:
-        """Where the value is, if a warp's instruction writes whole sectors there."""
+        """The layout in which a value is stored: its own, if a warp's instruction then writes whole sectors; otherwise
+        the coalesced one."""
         if not shape_of(value):
             return self.homes.uniform
         best = self.homes.access(op)

@@ -32,7 +32,7 @@ class Moves(Values):
         return self.through_shared(held, element, bits_of(shape_of(value)), home, layout)
 
     def _selected(self, held: str, home: Layout, layout: Layout, r: str) -> str:
-        """A register that the thread has under another number."""
+        """The thread's register with another number."""
         positions = {bit: n for n, bit in enumerate(layout.registers)}
         masks = [0] * len(layout.registers)
         dynamic = []
@@ -71,7 +71,7 @@ class Moves(Values):
         buffer: SharedBuffer,
         after: str = "",
     ) -> None:
-        """All elements of a tile to shared memory, by one thread each."""
+        """Store a tile to shared memory; each element is stored by one thread."""
         width = vector_width(layout, masks, element_bytes(element))
         thread, register = _parts(layout, masks)
         line = f"put_shared<{width}>({self.address(buffer)} + ({thread} ^ {register}), {held} + r);"
@@ -81,7 +81,7 @@ class Moves(Values):
         self.step([*lines, after] if after else lines, writes=(buffer,))
 
     def take(self, element: Element, layout: Layout, masks: Sequence[int], buffer: SharedBuffer) -> str:
-        """A tile from shared memory, to all threads."""
+        """Load a tile from shared memory in all threads."""
         name, declared = self.array(element, layout.size)
         width = vector_width(layout, masks, element_bytes(element))
         thread, register = _parts(layout, masks)
@@ -95,7 +95,7 @@ class Moves(Values):
     def in_shared(
         self, value: Value, masks: tuple[int, ...], what: str, *, after: str = "", alignment: int = 0
     ) -> SharedBuffer:
-        """A tile in shared memory, put there where it is defined. `after`: a line after the stores."""
+        """A tile in shared memory, stored where it is defined. `after`: a line after the stores."""
         for scope in reversed(self.scopes):
             found = scope.buffers.get((value, masks))
             if found is not None:
@@ -106,7 +106,7 @@ class Moves(Values):
             return self._placed(value, masks, what, after, alignment)
 
     def _source(self, value: Value) -> Value:
-        """The value that a view shows, whose definition is a point in the code."""
+        """The value that a view shows, which has a definition in the code."""
         while self.known(value, self.homes.of(value)) is None:
             value = next(each for each in self.homes.definitions[value].operands if each in self.homes.home)
         return value
@@ -140,7 +140,7 @@ def _parts(layout: Layout, masks: Sequence[int]) -> tuple[str, str]:
 
 
 def vector_width(layout: Layout, masks: Sequence[int], size: int) -> int:
-    """How many registers, from a multiple of the number on, lie together at an aligned address."""
+    """The number of consecutive registers whose elements are contiguous at an aligned address."""
     count = 0
     while (
         count < len(layout.registers)
@@ -156,8 +156,8 @@ def vector_width(layout: Layout, masks: Sequence[int], size: int) -> int:
 
 
 def _exchange_masks(home: Layout, layout: Layout, bits: int, size: int) -> tuple[int, ...]:
-    """Addresses for a change of layout: what a thread reads together lies together, and lanes that write together write
-    to different banks as far as there are any."""
+    """Address masks for a change of layout: elements that a thread reads together are contiguous, and lanes that write
+    together write to different banks as far as possible."""
     vector = [bit for n, bit in enumerate(layout.registers) if size << n < _ACCESS_BYTES]
     order = [*vector, *(bit for bit in range(bits) if bit not in vector)]
     shift = size.bit_length() - 1

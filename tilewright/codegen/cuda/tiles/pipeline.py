@@ -73,7 +73,7 @@ class Pipelines(Control):
         return LoopPrefetch(self, node, copied, multiplies)
 
     def _with_one_more_slot(self, copied: list[Copied]) -> list[Copied]:
-        """For the iteration whose multiplications still run, where there is room for it."""
+        """Add a slot for the iteration whose multiplications are still running, if it fits."""
         more = [each.slot_bytes * (each.slots + 1) for each in copied]
         if sum(more) > self.machine.shared_block - _RESERVED_BYTES:
             return copied
@@ -86,7 +86,7 @@ class Pipelines(Control):
         return isinstance(node, Op) and isinstance(self.homes.plans.get(node), WarpgroupPlan)
 
     def _bulk(self, copied: Sequence[Copied], node: For) -> list[BulkCopy] | None:
-        """How the copy engine brings all loads of a loop to dots of warpgroups; None if it cannot bring one of them."""
+        """The bulk copies of all loads of a loop for dots of warpgroups; None if one load cannot be a bulk copy."""
         if not self.bulk_copies:
             self.unbulked[node] = "tensor maps are disabled"
             return None
@@ -103,8 +103,8 @@ class Pipelines(Control):
         return found
 
     def _left_running(self, multiplies: Sequence[Op], node: For, copied: Sequence[Copied]) -> Op | None:
-        """The one dot of a body that adds to what the loop carries, whose operands all lie in rings, and whose sums
-        nothing else in the body reads."""
+        """The only dot of a body if it accumulates into a carried value, all its operands are in rings, and nothing
+        else in the body reads its sums."""
         dots = [each for each in walk(node.body) if isinstance(each, Op) and each.name == "dot"]
         if len(dots) != 1 or list(multiplies) != dots or len(dots[0].operands) < 3:
             return None
@@ -150,8 +150,8 @@ class Pipelines(Control):
     def _operands(
         self, result: Value, body: Block
     ) -> list[tuple[Value, tuple[int, ...], tuple[int, ...]]] | None:
-        """The operands of dots that a load is: each with the masks of its address by bits of the load, and by its own.
-        None where something else uses the load."""
+        """The dot operands that a load is used as, each with its address masks by bits of the load and by its own bits.
+        None if the load has another use."""
         found = []
         waiting: list[tuple[Value, dict[int, int]]] = [(result, {n: n for n in range(len(_bits(result)))})]
         while waiting:
@@ -178,7 +178,7 @@ class Pipelines(Control):
         return found
 
     def _feeds_dot(self, result: Value, body: Block) -> bool:
-        """Whether an operand of a dot of the body is computed from it, one element from one."""
+        """Whether an operand of a dot in the body is computed elementwise from it."""
         waiting, seen = [result], {result}
         while waiting:
             for user in self.homes.users.get(waiting.pop(), ()):
@@ -203,7 +203,7 @@ class Pipelines(Control):
         return op is not None and op.name == "constant" and op.settings["value"] == 0
 
     def _overwritten(self, op: Op, node: For) -> bool:
-        """Whether the loop may store to what is loaded."""
+        """Whether the loop may store to the loaded memory."""
         read = {each.name for each in self.origins.get(op.operands[0], ()) if tile_type(each).is_pointer}
         for each in walk(node.body):
             if isinstance(each, Op) and OPS[each.name].effect is Effect.WRITE:
@@ -213,8 +213,8 @@ class Pipelines(Control):
         return False
 
     def slice_of(self, node: For, values: Sequence[Value]) -> tuple[set[Op], list[int]] | None:
-        """The operations of the body that values are computed by, and the numbers of the carried values among them;
-        None where something other than index arithmetic is."""
+        """The operations of the body that compute these values, and the indices of the carried values among them; None
+        if one is not index arithmetic."""
         index, *params = node.body.params
         inside = {result for each in walk(node.body) for result in each.results}
         own = {result: each for each in node.body.nodes if isinstance(each, Op) for result in each.results}
@@ -250,7 +250,7 @@ class Pipelines(Control):
     # -- code --------------------------------------------------------------------------------------------------------
 
     def copy_ahead(self, copied: Copied) -> None:
-        """One load's copies, to the current slot of its ring."""
+        """Issue one load's copies to the current slot of its ring."""
         op, (result,) = copied.op, copied.op.results
         layout, kind = self.homes.of(result), tile_type(result)
         pointers, masks = self._addresses(op, layout)
@@ -267,7 +267,7 @@ class Pipelines(Control):
 
 
 def _read_back(layout: Layout, size: int) -> tuple[int, ...]:
-    """Addresses at which the registers of one access lie together, and those of neighbouring threads behind them."""
+    """Address masks such that the registers of one access are contiguous, and those of neighbouring threads follow."""
     vector = [bit for n, bit in enumerate(layout.registers) if size << n < max(_COPY_BYTES)]
     threads = [bit for bit in layout.threads if bit != REPLICATED]
     order = [*vector, *threads, *(bit for bit in layout.registers if bit not in vector)]

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Copied:
-    """A load, and where it goes. `operands`: of dots, with the masks that they look for; none: it is read back."""
+    """A load and its ring buffer. `operands`: the dot operands, with the address masks that they need; if there are
+    none, the load is read back."""
 
     op: Op
     masks: tuple[int, ...]
@@ -34,7 +35,7 @@ class Copied:
 
 
 class LoopPrefetch:
-    """The code around one loop."""
+    """The prefetching code around one loop."""
 
     def __init__(
         self, emitter: Pipelines, node: For, copied: Sequence[Copied], multiplies: Sequence[Op]
@@ -57,7 +58,7 @@ class LoopPrefetch:
         emitter.region(True, [(head, scope, ["}"])])
 
     def begin(self) -> None:
-        """Threads may still read the slots of the loop before."""
+        """Code before the loop. It synchronises, because threads may still read the slots of the previous loop."""
         self.emitter.step(["__syncthreads();"], barrier=True)
 
     def copy(self, slot: str) -> None:
@@ -68,7 +69,7 @@ class LoopPrefetch:
         return ["commit_copies();"]
 
     def _issue(self, slot: str) -> None:
-        """Copies of the iteration `ahead`, if there is one."""
+        """Issue the copies for the iteration `ahead`, if it exists."""
         emitter, node = self.emitter, self.node
         index = node.body.params[0]
         kept = dict(emitter.slots), dict(emitter.blocks), emitter.op
@@ -92,7 +93,7 @@ class LoopPrefetch:
         emitter.slots, emitter.blocks, emitter.op = kept
 
     def await_copies(self) -> None:
-        """Those of this iteration, in all threads."""
+        """Wait until this iteration's copies are complete in all threads."""
         fence = [FENCE] if self.multiplies else []
         wait = f"await_copies<{self.slots - 2}>();"
         self.emitter.step([wait, *fence, "__syncthreads();"], barrier=True)

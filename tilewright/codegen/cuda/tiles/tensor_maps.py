@@ -23,7 +23,8 @@ _ARITHMETIC = ("add", "sub", "mul")
 
 @dataclass(frozen=True)
 class HostNumber:
-    """A number that the host computes from a launch's values: "parameter" (its number), "constant", or an operation."""
+    """A number that the host computes from a launch's arguments: "parameter" (its index), "constant", or an
+    operation."""
 
     name: str
     value: int = 0
@@ -40,7 +41,8 @@ class HostNumber:
 
 @dataclass(frozen=True)
 class TensorMap:
-    """Of a matrix: its address is a parameter; `columns` are contiguous, rows lie `stride` elements apart."""
+    """The tensor map of a matrix: a parameter is its address; `columns` are contiguous, rows are `stride` elements
+    apart."""
 
     parameter: int
     rows: HostNumber
@@ -51,7 +53,7 @@ class TensorMap:
 
 @dataclass(frozen=True)
 class BulkCopy:
-    """A load in `panels` boxes beside each other. `inner`: the axis that is contiguous."""
+    """A load as `panels` adjacent boxes. `inner`: the contiguous axis."""
 
     map: TensorMap
     inner: int
@@ -63,7 +65,7 @@ class BulkCopy:
 
 
 class BulkCopies:
-    """What is known of the block pointers of a program."""
+    """The known facts about a program's block pointers."""
 
     def __init__(self, program: TileProgram, axes: Mapping[Value, Info], machine: GpuMachine) -> None:
         self.program, self.axes, self.machine = program, axes, machine
@@ -85,7 +87,7 @@ class BulkCopies:
                     self.sources[value] = values
 
     def plan(self, op: Op, masks: tuple[int, ...]) -> BulkCopy | str:
-        """How a load goes to shared memory with these masks of addresses, or why not."""
+        """The bulk copy that loads to shared memory with these address masks, or why there is none."""
         pointer = op.operands[0]
         if not isinstance(pointer.type, BlockPointerType):
             return "it has no block pointer"
@@ -123,7 +125,7 @@ class BulkCopies:
         return BulkCopy(found, inner, block[inner] // columns)
 
     def _made(self, pointer: Value) -> Op | None:
-        """The one operation that a block pointer was made by; it may have advanced since."""
+        """The `make_block_ptr` that a block pointer comes from, possibly through `advance`."""
         found: set[Op] = set()
         waiting, seen = [pointer], {pointer}
         while waiting:

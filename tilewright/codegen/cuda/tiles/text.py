@@ -22,8 +22,8 @@ def element_bytes(element: DType | Pointer) -> int:
 
 
 def of_bits(variable: str, masks: Sequence[int]) -> str:
-    """The sum of the masks of the bits that are set in a number; no two masks have a bit in common there, or the sum is
-    an exclusive or. Bits whose masks follow each other are taken together."""
+    """The sum of the masks of a number's set bits. The masks share no bits, or the sum is an exclusive or. Bits with
+    consecutive masks are handled together."""
     terms, n = [], 0
     while n < len(masks):
         if not masks[n]:
@@ -51,7 +51,7 @@ def _separate(mask: int, count: int) -> bool:
 
 
 def picked(variable: str, positions: Sequence[int]) -> str:
-    """The number made of these bits of another, the first being the lowest."""
+    """The number formed by these bits of another number, lowest first."""
     masks = [0] * (max(positions, default=-1) + 1)
     for n, position in enumerate(positions):
         masks[position] = 1 << n
@@ -59,6 +59,6 @@ def picked(variable: str, positions: Sequence[int]) -> str:
 
 
 def loop(variable: str, count: int, body: str, step: int = 1) -> list[str]:
-    """An unrolled loop of one statement."""
+    """An unrolled loop around one statement."""
     advance = f"++{variable}" if step == 1 else f"{variable} += {step}"
     return ["#pragma unroll", f"for (int {variable} = 0; {variable} < {count}; {advance}) {body}"]

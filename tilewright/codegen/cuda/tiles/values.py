@@ -41,7 +41,7 @@ _SLOW = ("floordiv", "mod")
 
 @dataclass(eq=False)
 class Scope:
-    """A block of the program: its code so far, and what is known in it."""
+    """A block of the program: its code so far, and its known values."""
 
     nodes: list[CodeNode] = field(default_factory=list)
     names: dict[tuple[Value, Layout], str] = field(default_factory=dict)
@@ -50,7 +50,8 @@ class Scope:
 
 @dataclass(frozen=True)
 class BlockPointer:
-    """Names of variables: a pointer, and for each axis sizes, strides and offsets in elements."""
+    """The names of a block pointer's variables: the pointer, and for each axis its size, stride and offset in
+    elements."""
 
     base: str
     shape: tuple[str, ...]
@@ -114,7 +115,7 @@ class Values:
         return f"{prefix}{self.count}"
 
     def array(self, element: Element, size: int) -> tuple[str, str]:
-        """A name, and the line that declares it."""
+        """Declare an array: its name and the line."""
         name = self.name()
         return name, f"{element_type(element)} {name}[{size}];"
 
@@ -127,7 +128,7 @@ class Values:
 
     @contextmanager
     def at_definition(self, value: Value) -> Iterator[None]:
-        """Code goes where the value is defined: before a loop that is being written."""
+        """Emit code where the value is defined: before a loop that is being emitted."""
         kept, layout = self.scopes, self.homes.of(value)
         last = max(n for n, scope in enumerate(kept) if (value, layout) in scope.names)
         self.scopes = kept[: last + 1]
@@ -136,8 +137,8 @@ class Values:
 
     @contextmanager
     def at_visit(self, op: Op) -> Iterator[None]:
-        """Divisions of indices are computed where the program has them, not in every iteration that needs them: the
-        compiler does not move them out of a loop."""
+        """Emit divisions of indices where the program has them, not in every iteration that uses them: the compiler
+        does not hoist them out of a loop."""
         kept = self.scopes
         scope = self.visited.get(op) if op.name in _SLOW else None
         if scope in kept:
@@ -153,7 +154,8 @@ class Values:
         return SharedBuffer(self.name("shared"), size, what, where, alignment=alignment)
 
     def address(self, buffer: SharedBuffer) -> str:
-        """The address of its first byte, which is known once all buffers are; of a ring buffer, in the current slot."""
+        """The address of the buffer's first byte, which is known once all buffers are allocated; for a ring buffer, of
+        its current slot."""
         slot = self.slots.get(buffer)
         first = f"smem + @{buffer.name}@"
         return first if slot is None else f"{first} + {slot}"
@@ -194,7 +196,7 @@ class Values:
         return name
 
     def computed(self, op: Op, value: Value) -> str:
-        """A scalar, of others."""
+        """A scalar, computed from other scalars."""
         text = self.expression(op, [self.scalar(each) for each in op.operands])
         if op.name == "constant":
             return text
@@ -203,7 +205,7 @@ class Values:
         return name
 
     def convert(self, value: Value, home: Layout, layout: Layout) -> str:
-        """In another layout; `moves.py` has it."""
+        """The value in another layout; `moves.py` implements it."""
         raise NotImplementedError
 
     def at(self, value: Value, layout: Layout, index: str) -> str:
@@ -212,7 +214,7 @@ class Values:
         return f"{name}[{index}]" if shape_of(value) else name
 
     def filled(self, value: Value, layout: Layout, item: Callable[[str], str]) -> str:
-        """A new array; `item` gives the expression for the register of a number."""
+        """A new array; `item` gives the expression for register number i."""
         element = _tile(value).element
         name, declared = self.array(element, layout.size)
         self.step([declared, *loop("r", layout.size, f"{name}[r] = {item('r')};")])
@@ -240,14 +242,14 @@ class Values:
         return self.filled(value, layout, item)
 
     def _stretched(self, value: Value) -> Value:
-        """The scalar that a tile is made of, if it is made of one."""
+        """The scalar that a tile is a broadcast of; otherwise the tile itself."""
         op = self.homes.definitions.get(value)
         if op is not None and op.name == "broadcast" and not shape_of(op.operands[0]):
             return op.operands[0]
         return value
 
     def coordinate(self, layout: Layout, bits: Sequence[int]) -> str:
-        """The number made of some bits of an element's number, in register @ of this thread."""
+        """The number formed by some bits of an element's index, for register @ of this thread."""
         number = {bit: 1 << n for n, bit in enumerate(bits)}
         thread = of_bits(THREAD, [number.get(bit, 0) for bit in layout.threads])
         register = of_bits("@", [number.get(bit, 0) for bit in layout.registers])
@@ -286,7 +288,7 @@ class Values:
         return f"(i32)(blockIdx.x / {math.prod(self.grid[:axis])} % {self.grid[axis]})"
 
     def function(self, name: str, dtype: DType, args: list[str]) -> str:
-        """A function of te.scalars; halves are computed in f32, and rounded once."""
+        """A function of te.scalars; 16-bit floats are computed in f32 and rounded once."""
         if not dtype.is_half:
             return _call(name, dtype, args)
         wide = [scalars.conversion(arg, dtype, DType.F32) for arg in args]
@@ -331,7 +333,8 @@ class Values:
 
 
 def _call(name: str, dtype: DType, args: list[str]) -> str:
-    """`exp` is the hardware's power of two: what is not rounded exactly is what a softmax does most."""
+    """A call of a scalar function. The `exp` of f32 uses the hardware's power of two, because `exp` dominates a
+    softmax."""
     if name == "exp" and dtype is DType.F32:
         return f"exponential({args[0]})"
     return scalars.call(name, dtype, args)

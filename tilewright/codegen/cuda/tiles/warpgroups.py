@@ -36,7 +36,7 @@ class Warpgroups(Along):
     in_flight: dict[Op, tuple[str, int] | None]
 
     def shared_operand(self, op: Op, number: int) -> SharedTile | None:
-        """How an operand lies in shared memory; None where it is in registers as the instruction takes it."""
+        """The shared-memory layout of an operand; None if it is in registers in the instruction's layout."""
         plan, value = self.homes.plans[op], op.operands[number]
         sizes, dtype = plan.sizes, tile_type(value).dtype
         rows, columns = (sizes.m, sizes.k) if number == 0 else (sizes.k, sizes.n)
@@ -47,8 +47,8 @@ class Warpgroups(Along):
         return self._tile(value, rows, columns, sizes.batch, k_last=number == 0)
 
     def _tile(self, value: Value, rows: int, columns: int, batch: int, *, k_last: bool) -> SharedTile:
-        """How an operand lies in shared memory: as its threads hold neighbours, if the instruction that loads it can
-        transpose, and otherwise with neighbours along k."""
+        """The shared-memory tile of an operand: contiguous as its threads hold neighbours, if the loading instruction
+        can transpose, and otherwise contiguous along k."""
         dtype = tile_type(value).dtype
         by_rows = k_last
         if dtype.bytes == 2:
@@ -112,7 +112,7 @@ class Warpgroups(Along):
         return self.in_shared(value, tile.masks, "an operand of dot", after=FENCE, alignment=ATOM_BYTES)
 
     def _descriptor(self, tile: SharedTile, buffer: SharedBuffer, warps: Sequence[int]) -> str:
-        """Of what the thread's warpgroup begins with."""
+        """The matrix descriptor of the first element for the thread's warpgroup."""
         masks = [0 if bit == REPLICATED or n < 2 else tile.masks[bit] for n, bit in enumerate(warps)]
         own = of_bits("warp", masks)
         self.uses_warp = True
@@ -125,8 +125,8 @@ class Warpgroups(Along):
     def _further(
         name: str, tile: SharedTile, steps: Sequence[int], variable: str, tiles: Sequence[int], batch: int
     ) -> str:
-        """The descriptor of step k of a tile. Its address is that of the whole operand with bits added which take no
-        part in the swizzle."""
+        """The descriptor of step k of a tile. Its address is the operand's address plus bits that the swizzle does not
+        affect."""
         masks = tile.masks
         parts = [
             of_bits("k", [masks[bit] // 16 for bit in steps]),

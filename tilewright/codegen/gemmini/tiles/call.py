@@ -11,7 +11,8 @@ from tilewright.space.tile_operator import TileCall
 
 
 def call_code(call: TileCall, machine: GemminiMachine) -> bytes | None:
-    """None: the host computes it, since the accelerator has no instructions for it."""
+    """The accelerator's code for a call; None if the accelerator has no instructions for it, so that the host computes
+    it."""
     operands = {
         param.name: operand
         for param, operand in zip(call.program.params, call.operands, strict=True)

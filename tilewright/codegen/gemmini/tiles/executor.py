@@ -32,9 +32,8 @@ _STAGES = 2
 
 @dataclass(frozen=True)
 class Compiled:
-    """A launch as a program. `regions`: of each tensor that is accessed, the first byte in DRAM, and which bytes of
-    the tensor are there. `stages`: buffers of the tiles that are loaded; `reason`: why it is one where two were
-    possible."""
+    """A launch as a program. `regions`: for each accessed tensor, its first byte in DRAM and which of its bytes are
+    there. `stages`: the number of buffers of the loaded tiles; `reason`: why it is 1 although 2 were possible."""
 
     machine: GemminiMachine
     loops: Program
@@ -47,7 +46,7 @@ class Compiled:
 
     @cached_property
     def cycles(self) -> Cycles:
-        """As the cycle-level simulator counts them."""
+        """The cycles that the cycle-level simulator counts."""
         return simulate(self.program, self.machine)
 
     def run(self, addresses: Mapping[str, int]) -> None:
@@ -73,8 +72,8 @@ def compiled(
     stages: int | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> Compiled:
-    """Raise AcceleratorMatchError, with the user's line, for what the accelerator cannot run. `sizes`: bytes of each
-    tensor, which are all in DRAM then."""
+    """Compile a launch. Raises AcceleratorMatchError, with the user's line, if the accelerator cannot run it. `sizes`:
+    bytes of each tensor, all of which are then in DRAM."""
     loops = lower(program, grid, scalars)
     pipelined, used, reason = _pipelined(loops, machine, stages)
     found = select(loops, pipelined, machine)
@@ -98,7 +97,7 @@ def compiled(
 
 
 def _pipelined(loops: Loops, machine: GemminiMachine, stages: int | None) -> tuple[Program, int, str]:
-    """The program with its loads pipelined, where that is legal and fits; the stages, and why it is one."""
+    """The program with pipelined loads if that is legal and fits; the number of stages, and the reason if it is 1."""
     wanted = _STAGES if stages is None else stages
     tiles = [buffer.name for buffer in local_buffers(loops.program) if buffer.scope is SCRATCHPAD]
     if wanted == 1 or not tiles:
@@ -120,7 +119,7 @@ def _pipelined(loops: Loops, machine: GemminiMachine, stages: int | None) -> tup
 
 
 def _linked(found: Selected, regions: Mapping[str, tuple[int, int, int]]) -> list[Instruction]:
-    """Addresses of parameters replaced by those in DRAM."""
+    """Replace addresses of parameters by addresses in DRAM."""
     program = list(found.program)
     for at, name in found.operands.items():
         start, low, _ = regions[name]
@@ -130,8 +129,8 @@ def _linked(found: Selected, regions: Mapping[str, tuple[int, int, int]]) -> lis
 
 
 class Executor:
-    """`target`: "gemmini", with the machine's parameters behind a colon as `tilewright.compile` takes them. `stages`:
-    buffers of the tiles that loops load; 2 where that is possible."""
+    """`target`: "gemmini", optionally with the machine's parameters after a colon, as for `tilewright.compile`.
+    `stages`: the number of buffers of the tiles that loops load; 2 if possible."""
 
     wants_divisors = False
 
@@ -153,7 +152,7 @@ class Executor:
 def launch(
     kernel: Any, grid: Any, /, *args: Any, target: str = "gemmini", stages: int | None = None, **kwargs: Any
 ) -> Compiled:
-    """What a launch with these arguments runs: its loops, instructions and cycles."""
+    """The loops, instructions and cycles of a launch with these arguments."""
     bound = kernel.bind(args, kwargs)
     arguments, _ = kernel.describe(bound)
     machine, _ = _machine({"target": target})
@@ -175,7 +174,7 @@ def _machine(options: Options) -> tuple[GemminiMachine, int | None]:
 
 
 class _Launches:
-    """The programs of a kernel by grid and numbers."""
+    """The programs of a kernel by grid and scalar arguments."""
 
     def __init__(self, program: TileProgram, machine: GemminiMachine, stages: int | None) -> None:
         self._program, self._machine, self._stages = program, machine, stages

@@ -49,7 +49,7 @@ _ANYWHERE = 1 << 30  # the extent of a number that a loop carries, while its ste
 
 @dataclass(frozen=True)
 class TileAccess:
-    """`at`: the element at indices. `buffer`: where it is, if it is what a load or `dot` has put there."""
+    """A tile. `at`: the element at given indices. `buffer`: its buffer, if a load or `dot` has written it."""
 
     shape: tuple[int, ...]
     at: Callable[[Indices], te.Expr]
@@ -58,7 +58,7 @@ class TileAccess:
 
 @dataclass(frozen=True)
 class Pointers:
-    """Into `buffer`, an element of the tile each."""
+    """A tile of pointers into `buffer`, one for each element."""
 
     buffer: Buffer
     shape: tuple[int, ...]
@@ -79,7 +79,8 @@ Lowered = TileAccess | Pointers | BlockPointer
 
 @dataclass
 class Loops:
-    """`tiles`: rows and columns of each local buffer. `where`: the line that made it, or stores to it."""
+    """`tiles`: rows and columns of each local buffer. `where`: the source line that made each buffer, or stores to
+    it."""
 
     program: Program
     tiles: dict[str, tuple[int, int]]
@@ -89,7 +90,8 @@ class Loops:
 def lower(
     program: ir.TileProgram, grid: tuple[int, int, int], scalars: Mapping[str, bool | int | float]
 ) -> Loops:
-    """Raise AcceleratorMatchError, at the user's line, for what has no loops that the accelerator could run."""
+    """Lower a kernel to loops. Raises AcceleratorMatchError, at the user's line, if the accelerator could not run its
+    loops."""
     ids = tuple(te.Var(f"program_id.{axis}", extent) for axis, extent in enumerate(grid))
     lowering = _Lowering(ids, grid)
     params = []
@@ -372,7 +374,7 @@ class _Lowering:
     # -- sums -----------------------------------------------------------------------------------------------------
 
     def _sums(self, value: ir.Value, where: SourceLocation | None) -> TileAccess:
-        """The tile in the accumulator: zeros are put there first."""
+        """The value as a tile in the accumulator: the tile that is already there, or zeros."""
         tile = self._tile(value, where)
         if tile.buffer is not None and tile.buffer.scope is ACCUMULATOR:
             return tile
@@ -468,7 +470,7 @@ class _Lowering:
         return inner
 
     def _steps(self, node: ir.For, index: TileAccess, init: Sequence[Lowered]) -> list[list[int]]:
-        """By how much one iteration moves each number of what the loop carries."""
+        """The increment per iteration of each number that the loop carries."""
         vars: list[list[te.Expr]] = []
         for at, each in enumerate(init):
             vars.append([te.Var(f"step.{self.number}.{at}.{n}", _ANYWHERE) for n in range(_count(each))])
@@ -527,7 +529,7 @@ def _check_rank(shape: tuple[int, ...], where: SourceLocation | None) -> None:
 def _block(
     pointer: BlockPointer, check: Sequence[int]
 ) -> tuple[Callable[[Indices], te.Expr], Callable[[Indices], te.Expr | None]]:
-    """An element of a block, and whether it is inside."""
+    """The element of a block at an index, and whether it is inside the tensor."""
 
     def element(at: Indices) -> te.Expr:
         total: te.Expr = te.as_index(0)
@@ -569,7 +571,7 @@ def _fixed_parts(value: Lowered) -> Any:
 
 
 def _further(value: Lowered, by: Sequence[te.Expr | int]) -> Lowered:
-    """The same, moved."""
+    """The value, moved by the given offsets."""
     if not by:
         return value
     if isinstance(value, BlockPointer):

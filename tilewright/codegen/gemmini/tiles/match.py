@@ -22,7 +22,7 @@ _BYTE = (-128, 127)
 
 @dataclass(frozen=True)
 class Multiply:
-    """`sums[m, n] += left[m, k] * right[k, n]`: extents, and where each operand's first element is."""
+    """`sums[m, n] += left[m, k] * right[k, n]`: the extents, and the first element of each operand."""
 
     extents: tuple[int, int, int]
     sums: te.Load
@@ -32,7 +32,7 @@ class Multiply:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """Sums as they are stored. `scale` None: all 32 bits."""
+    """How sums are stored. If `scale` is None, all 32 bits are stored."""
 
     sums: te.Load
     scale: float | None
@@ -91,7 +91,7 @@ def _depends(load: te.Load, axes: Mapping[te.Var, te.Var]) -> set[te.Var]:
 
 
 def _walks(load: te.Load, row: te.Var, col: te.Var, tiles: Mapping[str, tuple[int, int]]) -> bool:
-    """Whether rows of the tile lie along one axis and its columns along the other."""
+    """Whether the tile's rows are along one axis and its columns along the other."""
     assert isinstance(load.source, Buffer)
     _, width = tiles[load.source.name]
     steps = ((row, width), (col, 1))
@@ -99,7 +99,7 @@ def _walks(load: te.Load, row: te.Var, col: te.Var, tiles: Mapping[str, tuple[in
 
 
 def epilogue(value: te.Expr) -> Epilogue | str:
-    """What the accelerator does to sums on the way out; or why it cannot store such a value."""
+    """The operations that the accelerator applies to sums when it stores them; or why it cannot store such a value."""
     wrong = (
         "Gemmini stores int32 sums, or clamp(round(sums * scale), -128, 127) as int8, both with ReLU or without:"
         " this value is another"

@@ -63,7 +63,7 @@ Environment = dict[te.Var, "int | np.ndarray"]
 
 @dataclass
 class Selected:
-    """Instructions whose DRAM addresses count from the first element of a parameter: which one, by position."""
+    """Instructions. Each DRAM address is relative to the first element of a parameter, which is given by position."""
 
     program: list[Instruction]
     operands: dict[int, str]
@@ -73,7 +73,7 @@ class Selected:
 
 
 def placed(loops: Loops, program: Program, dim: int) -> tuple[dict[str, int], tuple[int, int]]:
-    """The first row of each tile, and how many rows all take of each memory."""
+    """The first row of each tile, and the rows that all tiles take in each memory."""
     first: dict[str, int] = {}
     used = {SCRATCHPAD: 0, ACCUMULATOR_SCOPE: 0}
     for buffer in local_buffers(program):
@@ -84,7 +84,8 @@ def placed(loops: Loops, program: Program, dim: int) -> tuple[dict[str, int], tu
 
 
 def select(loops: Loops, program: Program, machine: Array) -> Selected:
-    """Raise AcceleratorMatchError for accesses that no instruction has, or tiles that the memories cannot hold."""
+    """Select instructions. Raises AcceleratorMatchError for accesses without an instruction, or tiles that do not fit
+    the memories."""
     first, used = placed(loops, program, machine.dim)
     for scope, name, rows, all_rows in (
         (SCRATCHPAD, "scratchpad", used[0], machine.scratchpad_rows),
@@ -107,8 +108,8 @@ def select(loops: Loops, program: Program, machine: Array) -> Selected:
 
 @dataclass(frozen=True)
 class _Item:
-    """`operand`: the parameter whose first byte its DRAM address counts from. `block_stride`: of a load, the rows from
-    one block to the next."""
+    """An instruction. `operand`: the parameter that its DRAM address is relative to. `block_stride`: of a load, the
+    rows from one block to the next."""
 
     instruction: Instruction
     operand: str | None = None
@@ -146,7 +147,7 @@ class _Selection:
                 )
 
     def close_group(self) -> None:
-        """Copies among the instructions since the group's first, evenly; a preload stays with its compute."""
+        """Distribute copies evenly among the instructions since the group's first; a preload stays with its compute."""
         others = self.items[self.begun :]
         del self.items[self.begun :]
         taken = 0
@@ -180,14 +181,14 @@ class _Selection:
     # -- tiles ----------------------------------------------------------------------------------------------------
 
     def _base(self, buffer: Buffer, index: te.Expr, env: Environment) -> int:
-        """The row of the tile's buffer that an access of its first element is in."""
+        """The row of the tile's buffer that holds the access's first element."""
         rows, cols = self.loops.tiles[buffer.name]
         slot, within = divmod(int(_evaluated(index, env)), rows * cols)
         assert within == 0
         return self.first[buffer.name] + slot * rows * ceil_div(cols, self.machine.dim)
 
     def _grid(self, axes: list[te.Var], rows: int, cols: int, env: Environment) -> Environment:
-        """The environment with all elements of a tile."""
+        """The environment with the indices of all elements of a tile."""
         found = dict(env)
         for axis in axes:
             along = np.arange(axis.extent)
@@ -203,8 +204,8 @@ class _Selection:
         env: Environment,
         size: int,
     ) -> tuple[int, int, tuple[int, int], int]:
-        """The byte of element (0, 0), the bytes from one row to the next, which rows are accessed, and how many
-        columns of each."""
+        """The byte of element (0, 0), the bytes from one row to the next, which rows are accessed, and how many columns
+        of each."""
         where = self.loops.where.get(name)
         inside = np.broadcast_to(np.asarray(True if cond is None else _evaluated(cond, env)), tile)
         at = np.broadcast_to(_evaluated(index, env), tile).astype(np.int64)
@@ -274,7 +275,7 @@ class _Selection:
                         self.copies.append(_Item(load, None, rows))
 
     def _slot(self, buffer: Buffer) -> int:
-        """Of the two configurations for loads to the scratchpad: operands of a loop alternate."""
+        """The load configuration for the scratchpad; the operands of a loop alternate between the two."""
         return list(self.loops.tiles).index(buffer.name) % 2
 
     def _multiply(self, stmt: Store, axes: list[te.Var], env: Environment) -> None:
@@ -337,7 +338,7 @@ class _Selection:
                 self.items.append(_Item(make("mvout", dram=to, local=local, rows=count, cols=there), name))
 
     def _zeros(self, buffer: Buffer, base: int) -> None:
-        """Sums to which nothing was added."""
+        """Load zeros into sums to which nothing was added."""
         rows, cols = self.loops.tiles[buffer.name]
         dim = self.machine.dim
         self.close_group()
@@ -349,7 +350,7 @@ class _Selection:
         self.fresh.discard(buffer.name)
 
     def _match(self, stmt: Store, axes: list[te.Var]) -> Multiply | Epilogue:
-        """The instruction that a nest is; remembered, as loops come by often."""
+        """The instruction that matches a nest; cached, because loops repeat nests."""
         known = self.matched.get(id(stmt))
         if known is None:
             if stmt.buffer.scope is ACCUMULATOR_SCOPE:
@@ -380,7 +381,7 @@ def _evaluated(expr: te.Expr, env: Environment) -> np.ndarray:
 
 
 def _without_unread_zeros(items: list[_Item], machine: Array) -> list[_Item]:
-    """A pipeline loads zeros where it has run past the last tile: what no compute reads is left out."""
+    """Remove unread loads: a pipeline loads zeros after the last tile, which no compute reads."""
     read = np.zeros(machine.scratchpad_rows, bool)
     kept = []
     for item in reversed(items):

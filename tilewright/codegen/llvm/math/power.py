@@ -96,7 +96,7 @@ def _log_pair(x: Real) -> Pair:
 
 
 def _exp_pair(x: Pair) -> Real:
-    """As `exp`, with x.lo and the rounding error of r as a factor 1 + correction."""
+    """exp(x), with x.lo and the rounding error of r included as a factor 1 + correction."""
     emit = x.hi.emit
     clamped = x.hi.at_least(-746.0).at_most(710.0)
     shift = MAGIC_F64 + 2 * emit.bias

@@ -97,7 +97,7 @@ def sin(x: Real) -> Real:
 
 
 def cos(x: Real) -> Real:
-    """As `sin`, a quarter turn further."""
+    """The cosine: the sine, a quarter turn further."""
     return _circular("cos", x, 1)
 
 

@@ -53,7 +53,7 @@ class Emit:
 
     @property
     def suffix(self) -> str:
-        """As in the name of an overloaded intrinsic: v8f32."""
+        """The type as in the name of an overloaded intrinsic: v8f32."""
         return f"{f'v{self.lanes}' if self.lanes else ''}f{self.bits}"
 
     def real(self, value: float | Real) -> Real:

@@ -18,7 +18,7 @@ _VECTORS = 2  # along a row of the accumulators that a dot keeps in registers
 
 
 def _neutral(combine: str, dtype: DType) -> ir.Constant:
-    """What changes nothing when it is combined with anything."""
+    """The neutral element of a reduction."""
     kind = register_type(dtype)
     if dtype.is_float:
         return ir.Constant(kind, {"add": -0.0, "max": float("-inf"), "min": float("inf")}[combine])
@@ -31,7 +31,8 @@ def _neutral(combine: str, dtype: DType) -> ir.Constant:
 
 class Along(Expressions):
     def reduce(self, op: Op, value: Value, result: Buffer | None, unroll: int = 1) -> ir.Value | None:
-        """Into `result`, or, of a tile with one axis, the scalar. Several accumulators hide an addition's latency."""
+        """Reduce a tile into `result`; return the scalar if the tile has one axis. Several accumulators hide the
+        latency of additions."""
         kind, axis = op.settings["kind"], op.settings["axis"] % len(tile_type(value).shape)
         if kind.startswith("arg"):
             return self._arg(op, value, axis, result)
@@ -69,7 +70,7 @@ class Along(Expressions):
         into: DType,
         result: Buffer | None,
     ) -> None:
-        """The elements of the result at one location, which lie along another axis than what is reduced."""
+        """The elements of the result at one location, which run along another axis than the reduced one."""
 
         def across(step: ir.Value) -> Location:
             index = (*location.index[:axis], step, *location.index[axis:])
@@ -92,7 +93,7 @@ class Along(Expressions):
         locate: Callable[[ir.Value], Location],
         lanes: int,
     ) -> ir.Value:
-        """The elements at `locate(0)`, `locate(step)`, ..., combined."""
+        """Combine the elements at `locate(0)`, `locate(step)`, ..."""
         builder, dtype = self.builder, tile_type(value).dtype
         unroll = self.whole((extent,)) if step > 1 and self.whole((extent,)) else min(unroll, extent // step)
         kind = vector_of(register_type(wide), lanes)
@@ -115,7 +116,7 @@ class Along(Expressions):
         return self._pairwise(parts, lambda a, b: self.scalar(combine, wide, a, b))
 
     def kept(self, location: Location) -> None:
-        """Writes what later code needs of a loop's values; the emitter's."""
+        """Write values that code after the loop needs; the emitter implements it."""
 
     def _accumulate(self, cell: ir.Value, combine: str, wide: DType, step: ir.Value, item: ir.Value) -> None:
         builder = self.builder
@@ -130,7 +131,7 @@ class Along(Expressions):
                 builder.store(self.scalar(combine, wide, builder.load(cell, typ=item.type), item), cell)
 
     def _across(self, vector: ir.Value, combine: str, wide: DType) -> ir.Value:
-        """All lanes, first half with second half."""
+        """Combine all lanes, first half with second half."""
         builder = self.builder
         if combine == "add" or not wide.is_float or not isinstance(vector.type, ir.VectorType):
             return self._halves(vector, lambda a, b: self.scalar(combine, wide, a, b))
@@ -162,7 +163,7 @@ class Along(Expressions):
         return vector
 
     def _arg(self, op: Op, value: Value, axis: int, result: Buffer | None) -> ir.Value | None:
-        """The first of the best, element by element; NaN is better than any number."""
+        """The first best element, with its index; NaN is better than any number."""
         builder, shape = self.builder, tile_type(value).shape
         dtype = tile_type(value).dtype
         wide = dtype.compute if dtype.is_float else dtype
@@ -204,7 +205,7 @@ class Along(Expressions):
             self.write(result, location, Chunk(self.convert(found, wide, into), 1))
 
     def sort(self, result: Buffer, axis: int, descending: bool) -> None:
-        """Bitonic, in place: pairs (i, i ^ distance) in rounds."""
+        """Bitonic sort in place: compare pairs (i, i ^ distance) in rounds."""
         axis %= len(result.shape)
         size, builder = result.shape[axis], self.builder
         assert isinstance(result.element, DType)
@@ -227,7 +228,7 @@ class Along(Expressions):
                         self.write(result, locations[1], Chunk(builder.select(swap, one, two), 1))
 
     def _sorts_before(self, dtype: DType, a: ir.Value, b: ir.Value) -> ir.Value:
-        """a < b, NaN behind all numbers."""
+        """Whether a < b; NaN is greater than all numbers."""
         less = self.scalar("lt", dtype, a, b)
         if not dtype.is_float:
             return less
@@ -238,8 +239,8 @@ class Along(Expressions):
         )
 
     def dot(self, a: Buffer, b: Buffer, c: Buffer, count: ir.Value | None, *, fresh: bool) -> None:
-        """c += a b, or c = a b where it is fresh: by a function that all dots of these shapes and types call. `count`:
-        of the first rows, which are all that is computed."""
+        """c += a b, or c = a b if c is fresh, by a function that all dots of these shapes and types call. `count`:
+        compute only so many rows."""
         assert isinstance(c.element, DType)
         shapes = "_".join("x".join(map(str, each.shape)) for each in (a, b))
         name = f"{self.module.name}_dot_{c.element.short}_{shapes}_{'fresh' if fresh else 'add'}"
@@ -270,7 +271,7 @@ class Along(Expressions):
         self.builder.call(function, arguments)
 
     def _dot_body(self, a: Buffer, b: Buffer, c: Buffer, count: ir.Value | int, *, fresh: bool) -> None:
-        """A block of c stays in registers while k runs."""
+        """The body of the function: a block of c stays in registers during the loop over k."""
         *batch, rows, depth = a.shape
         columns = b.shape[-1]
         lanes = min(columns, self.lanes)

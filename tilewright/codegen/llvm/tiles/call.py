@@ -64,7 +64,7 @@ def call_ir(call: TileCall, machine: CpuMachine, symbol: str) -> str:
 
 
 def _constant(dtype: DType, number: bool | int | float) -> ir.Constant:
-    """A number as it lies in the first bytes of a slot."""
+    """A number as the first bytes of a slot."""
     bits = dtype.numpy.type(number).tobytes()
     return I64(int.from_bytes(bits.ljust(8, b"\0"), "little"))
 

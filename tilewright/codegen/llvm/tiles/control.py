@@ -33,13 +33,13 @@ class Control(Roots):
     instances: ir.Value  # of the whole launch, as a double
 
     def block(self, block: Block) -> None:
-        """The code of a block's nodes; the emitter's."""
+        """Emit the code of a block's nodes; the emitter implements it."""
         raise NotImplementedError
 
     # -- control flow ------------------------------------------------------------------------------------------------
 
     def _cell(self, value: Value, known: Any, fixed: bool = False) -> Any:
-        """A location for what a value becomes on several ways."""
+        """A stack location for a value that differs between paths."""
         if isinstance(known, BlockPointer):
             count = len(known.offsets)
             return known if fixed else None, [
@@ -56,7 +56,7 @@ class Control(Roots):
         return [pointer.base, *pointer.shape, *pointer.strides, *pointer.offsets]
 
     def _put(self, cells: Sequence[Any], values: Sequence[Value]) -> None:
-        """All at once: no cell is written before all that is read from it."""
+        """Assign all cells at once: all reads come before the first write."""
         whole = {id(cell): cell for cell in cells if isinstance(cell, Buffer)}
         lazy, copies = [], []
         for cell, value in zip(cells, values, strict=True):
@@ -111,7 +111,7 @@ class Control(Roots):
             self.builder.store(number, cell)
 
     def _elementwise_in_cells(self, values: list[Value], cells: dict[int, Any]) -> bool:
-        """Whether each element of these depends on the same element of the cells alone."""
+        """Whether each element of these depends only on the same element of the cells."""
         for value in self.expression(values):
             op = self.env[value].op
             if op.name in ("broadcast", "trans", "expand_dims"):
@@ -140,7 +140,7 @@ class Control(Roots):
             self.env[value] = self.builder.load(cell, typ=register_type(tile_type(value).element))
 
     def _advances(self, body: Block, param: Value, final: Value) -> bool:
-        """Whether a carried block pointer is only ever moved: then its base, sizes and strides stay."""
+        """Whether a carried block pointer is only advanced: then its base, sizes and strides stay constant."""
         made = {node.results[0]: node for node in body.nodes if isinstance(node, Op) and node.results}
         while final is not param:
             op = made.get(final)

@@ -215,13 +215,13 @@ class _Emitter(Control):
         self.finish(evaluated)
 
     def _may_stream(self, kind: TileType, shape: tuple[int, ...]) -> bool:
-        """Vectors of whole cache lines, of cheap expressions: others have more to do than memory."""
+        """Whether a store may be non-temporal: it writes whole vectors of 32-bit or 64-bit floats."""
         lanes = min(shape[-1], self.lanes)
         return kind.dtype in (DType.F32, DType.F64) and lanes * kind.dtype.bytes >= self.machine.vector_bytes
 
     def _streams(self, value: Value, shape: tuple[int, ...]) -> ir.Value:
-        """Whether all instances together store more than the last-level cache holds: as many tiles as the loops around
-        have iterations, for each instance."""
+        """Whether all instances together store more than the last-level cache holds. An instance stores as many tiles
+        as the loops around the store have iterations."""
         builder, double = self.builder, ir.DoubleType()
         count = self.instances
         for trips in self.trips:
@@ -231,7 +231,7 @@ class _Emitter(Control):
         return builder.fcmp_ordered(">", total, ir.Constant(double, float(self.machine.caches.last)))
 
     def _atomic(self, op: Op, shape: tuple[int, ...]) -> None:
-        """Element by element."""
+        """An atomic operation, element by element."""
         builder, (result,) = self.builder, op.results
         dtype, kind = tile_type(op.operands[1]).dtype, op.name.removeprefix("atomic_")
         self.prepare(op.operands, shape)
@@ -340,7 +340,7 @@ class _Emitter(Control):
         self.env[result] = found
 
     def _moved(self, op: Op, result: Value) -> None:
-        """Elements at other indices of the operand, one by one."""
+        """Copy elements from other indices of the operand, one by one."""
         kind, attrs = tile_type(result), op.settings
         whole = self.materialise(op.operands[0])
         made = self.buffer(kind.element, kind.shape)
@@ -372,7 +372,7 @@ class _Emitter(Control):
         self.env[result] = target
 
     def _seen_rows(self, op: Op) -> ir.Value | None:
-        """How many of a dot's first rows somebody sees; None: all, as far as is known here."""
+        """The number of a dot's leading rows that are used; None: all of them may be."""
         builder, rows = self.builder, tile_type(op.results[0]).shape[-2]
         limits = self.limits.get(op, frozenset())
         scalars = {each for limit in limits for each in (limit.start, limit.end) if each is not None}
@@ -393,7 +393,7 @@ class _Emitter(Control):
         return builder.select(builder.icmp_signed("<", most, I64(rows)), most, I64(rows))
 
     def _packed(self, value: Value, into: DType, precision: str) -> Buffer:
-        """An operand of dot, dense and in the type of its sums."""
+        """An operand of a dot, dense and in the type of its sums."""
         kind = tile_type(value)
         known = self.env[value]
         if isinstance(known, Lazy) and self.transposes(known.op):

@@ -36,13 +36,14 @@ def _generator_version() -> str:
 
 
 def tile_key(text: str, facts: Facts, machine: CpuMachine) -> str:
-    """A fingerprint of everything that decides the machine code; `text` says what the program is."""
+    """A fingerprint of everything that determines the machine code; `text` is the program."""
     described = asdict(machine), asdict(machine.throughput)
     return fingerprint("tile", text, facts.disjoint, *described, _generator_version())
 
 
 class Executor:
-    """`threads` is its one option: how many share the program instances; 0, the default, is the knob's value."""
+    """Its only option is `threads`, the number of threads that share the program instances; 0, the default, takes the
+    knob's value."""
 
     wants_divisors = False
 
@@ -118,7 +119,7 @@ def _launch(address: int) -> Callable[..., None]:
 
 
 def _slot(param: Value) -> str:
-    """A parameter in 8 bytes."""
+    """The 8-byte slot of a parameter."""
     kind = param.type
     assert isinstance(kind, TileType)
     if kind.is_pointer:

@@ -47,7 +47,7 @@ _IN_REGISTERS = 8  # vectors of a tile with one axis: its code has no loop
 
 
 class Expressions:
-    """Where code is written, and the value of each value of the program so far."""
+    """The position at which code is emitted, and the emitted value of each value of the program so far."""
 
     def __init__(self, module: ir.Module, machine: CpuMachine) -> None:
         self.module, self.machine = module, machine
@@ -87,7 +87,7 @@ class Expressions:
 
     @contextmanager
     def loop(self, extent: ir.Value | int, step: int = 1) -> Iterator[ir.Value]:
-        """From 0 on, while less than `extent`, which is more than 0 where it is a number."""
+        """A loop from 0 up to `extent`; a constant `extent` is at least 1."""
         builder = self.builder
         if isinstance(extent, int) and extent <= step:
             yield I64(0)
@@ -110,7 +110,7 @@ class Expressions:
 
     @contextmanager
     def over(self, shape: Sequence[int], unroll: int = 1) -> Iterator[list[Location]]:
-        """All locations of a tile, the last axis in vectors; several locations at a time."""
+        """Loop over all locations of a tile: vectors along the last axis, several locations at a time."""
         if not shape:
             yield [Location(())]
             return
@@ -124,7 +124,7 @@ class Expressions:
             yield [Location((*outer, start), axis, lanes) for start in starts]
 
     def whole(self, shape: Sequence[int]) -> int:
-        """How many vectors a tile has that is so small that it stays in registers; 0 of larger ones."""
+        """The number of vectors of a tile that is small enough to stay in registers; 0 for larger ones."""
         lanes = min(shape[-1], self.lanes)
         count = int(np.prod(shape)) // lanes
         return count if len(shape) == 1 and lanes > 1 and count <= _IN_REGISTERS else 0
@@ -182,7 +182,7 @@ class Expressions:
         return vector_math.emit(self.builder, name, *args, context=self.math)
 
     def spread(self, chunk: Chunk, lanes: int, kind: ir.Type | None = None) -> ir.Value:
-        """The chunk as a vector; a scalar for one lane."""
+        """The chunk as a vector, or as a scalar if it has one lane."""
         if lanes == 1:
             return chunk.value
         if chunk.step is not None:
@@ -238,7 +238,7 @@ class Expressions:
         return self.elementwise(op, [self.at(each, location) for each in op.operands], lanes)
 
     def _narrowed(self, location: Location, shape: tuple[int, ...]) -> Location:
-        """The location of a tile that is broadcast."""
+        """The location in the operand of a broadcast."""
         cut = len(location.index) - len(shape)
         index = tuple(I64(0) if n == 1 else i for i, n in zip(location.index[cut:], shape, strict=True))
         axis = location.axis - cut
@@ -250,7 +250,7 @@ class Expressions:
         return index if index.type == kind else self.builder.trunc(index, kind)
 
     def elementwise(self, op: Op, chunks: list[Chunk], lanes: int) -> Chunk:
-        """Also of scalars, as chunks of one lane."""
+        """An elementwise operation on chunks; scalars are chunks of one lane."""
         types = [tile_type(each) for each in op.operands]
         uniform = all(chunk.uniform for chunk in chunks)
         if not uniform:
@@ -290,15 +290,15 @@ class Expressions:
         return Chunk(made, lanes)
 
     def _like(self, number: float, value: ir.Value) -> ir.Constant:
-        """A number of type f32 in every lane of a value."""
+        """A f32 constant, in every lane if the value is a vector."""
         if isinstance(value.type, ir.VectorType):
             return ir.Constant(value.type, [self.constant(number, DType.F32).constant] * value.type.count)
         return self.constant(number, DType.F32)
 
     def _divided(self, vector: ir.Value, by: ir.Value, dtype: DType, *, scales: bool) -> ir.Value:
-        """A vector divided by one number: times its reciprocal, which is computed once, to two units in the last place.
-        `scales`: very large and very small divisors are brought to the middle of the range first, and the quotient
-        after."""
+        """A vector divided by one number: multiplied by its reciprocal, which is computed once, accurate to two units
+        in the last place. `scales`: divisors that are very large or very small are first scaled to the middle of the
+        range, and the quotient is scaled back."""
         builder, lanes = self.builder, vector.type.count
         if dtype.is_half:
             return self.scalar("div", dtype, vector, self.spread(Chunk(by, lanes), lanes))
@@ -316,7 +316,7 @@ class Expressions:
         return builder.fmul(builder.fmul(vector, one), two)
 
     def _spaced(self, op: Op, chunks: list[Chunk], lanes: int) -> Chunk | None:
-        """Integers that stay equally spaced."""
+        """Integer arithmetic whose result is still equally spaced."""
         if any(not chunk.uniform and chunk.step is None for chunk in chunks):
             return None
         name, builder = op.name, self.builder
@@ -402,7 +402,7 @@ class Expressions:
         return raw if isinstance(element, Pointer) else scalars.from_memory(self.builder, raw, element)
 
     def address(self, op: Op, location: Location) -> tuple[Chunk, Chunk | None]:
-        """Addresses of an access, and its mask."""
+        """The addresses of an access, and its mask."""
         if op.name == "atomic_cas":
             return self.at(op.operands[0], location), None
         if op.name in ("load", "store") or op.name in ATOMICS:
@@ -508,7 +508,7 @@ class Expressions:
         return f"v{lanes}{short}"
 
     def store(self, op: Op, location: Location, chunk: Chunk, *, streamed: bool = False) -> None:
-        """One chunk of a store to the program's memory; `streamed`: non-temporal where it is a whole aligned vector."""
+        """Store one chunk to the program's memory; `streamed`: non-temporal if it is a whole aligned vector."""
         dtype, lanes, builder = tile_type(op.operands[1]).dtype, location.lanes, self.builder
         address, mask = self.address(op, location)
         kind = memory_type(dtype)

@@ -90,7 +90,7 @@ class Roots(Along):
     # -- roots -------------------------------------------------------------------------------------------------------
 
     def expression(self, roots: Iterable[Value]) -> list[Value]:
-        """The lazy tiles that roots are computed from."""
+        """The lazy tiles that the roots are computed from."""
         found: dict[Value, None] = {}
         waiting = list(roots)
         while waiting:
@@ -102,7 +102,7 @@ class Roots(Along):
         return list(found)
 
     def prepare(self, roots: Iterable[Value], shape: tuple[int, ...]) -> None:
-        """Puts into buffers what would be computed again and again, and transposes that take whole vectors."""
+        """Write tiles to buffers if they would be recomputed repeatedly, and transposes that use whole vectors."""
         waiting = [(root, False, True) for root in roots]  # repeated, and lanes still along the last axis
         seen: set[tuple[Value, bool, bool]] = set()
         while waiting:
@@ -132,7 +132,7 @@ class Roots(Along):
         return op.name == "trans"
 
     def _contiguous(self, op: Op) -> bool:
-        """A load of vectors: to read memory again is no more work than to read a buffer."""
+        """Whether a value is a load of vectors: reading memory again costs no more than reading a buffer."""
         if op.name == "load_block":
             stride = self.env[op.operands[0]].strides[-1]
             return isinstance(stride, ir.Constant) and stride.constant == 1
@@ -143,7 +143,8 @@ class Roots(Along):
         )
 
     def lane_step(self, value: Value) -> int | None:
-        """By how much elements of an integer or pointer tile grow along the last axis, in elements; None: not known."""
+        """The difference between neighbours along the last axis of an integer or pointer tile, in elements; None:
+        unknown."""
         known = self.env.get(value)
         if not tile_type(value).shape:
             return 0
@@ -167,7 +168,7 @@ class Roots(Along):
         return None
 
     def transposes(self, op: Op) -> bool:
-        """A transpose of the last two axes in squares of vectors."""
+        """Whether an operation is a transpose of the last two axes that is done in squares of vectors."""
         if op.name != "trans":
             return False
         order, shape = op.settings["order"], tile_type(op.results[0]).shape
@@ -181,7 +182,7 @@ class Roots(Along):
         return element.bytes in (2, 4) and self.lanes > 1 and min(shape[-2:]) >= self.lanes
 
     def _transpose(self, value: Value, target: Buffer) -> None:
-        """Puts a transpose into a buffer, a square of vectors at a time."""
+        """Write a transpose to a buffer, a square of vectors at a time."""
         (source,) = self.env[value].op.operands
         *outer, rows, columns = target.shape
         lanes, rank = self.lanes, len(target.shape)
@@ -204,7 +205,7 @@ class Roots(Along):
         self.finish(evaluated)
 
     def unrolled(self, evaluated: Iterable[Value]) -> int:
-        """How many vectors of an expression one iteration takes."""
+        """The number of vectors of an expression per iteration."""
         cost = 0
         for value in evaluated:
             known = self.env.get(value)
@@ -213,7 +214,7 @@ class Roots(Along):
         return 4 if cost <= 8 else (2 if cost <= 16 else 1)
 
     def begin(self, roots: Sequence[Value], shape: tuple[int, ...]) -> list[Value]:
-        """Before the loop of roots: decides what it keeps."""
+        """Choose which tiles to keep; called before the loop over the roots."""
         self.prepare(roots, shape)
         inside = self.expression(roots)
         members = set(inside)
@@ -233,7 +234,7 @@ class Roots(Along):
         return [value for value in inside if value in self.keeping or not needed(value)]
 
     def _worth_keeping(self, op: Op) -> bool:
-        """Not what memory still has as vectors: it is loaded again, unless a store comes between."""
+        """Whether to keep a tile in a buffer: not if it is cheap, or a load of vectors, which can be repeated."""
         return not self._cheap(op) and not self._contiguous(op)
 
     def _needs(self, user: Any, members: set[Value], needed: Any) -> bool:
@@ -284,8 +285,8 @@ class Roots(Along):
         return target
 
     def prefetch(self, value: Value, locations: Sequence[Location]) -> None:
-        """Into L2, a line at a time, what the next iteration of a loop probably loads for a tile that is `ahead`: its
-        rows lie apart, so the prefetchers of the hardware do not find them in time."""
+        """Prefetch to L2, a line at a time, the data that the loop's next iteration probably loads for a tile that is
+        `ahead`: its rows are not contiguous, so the hardware prefetchers are late."""
         if value not in self.ahead or not self.trips or self.lanes == 1:
             return
         axis, shape = self.ahead[value], tile_type(value).shape
@@ -306,7 +307,7 @@ class Roots(Along):
         self.memo = {}
 
     def settle(self, values: Iterable[Value]) -> None:
-        """Puts those tiles into buffers that somebody still needs: the last first, which may have the others inside."""
+        """Write to buffers the tiles that are still needed, the last first, since it may contain the others."""
         for value in reversed(list(values)):
             if isinstance(self.env.get(value), Lazy) and any(
                 u not in self.done for u in self.users.get(value, ())

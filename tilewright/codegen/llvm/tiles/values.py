@@ -16,7 +16,7 @@ Element = DType | Pointer
 
 
 def register_type(element: Element) -> ir.Type:
-    """Pointers travel as integers: their arithmetic is that of offsets."""
+    """The LLVM type of a value in registers. Pointers are integers: their arithmetic is that of offsets."""
     return I64 if isinstance(element, Pointer) else element_type(element)
 
 
@@ -44,7 +44,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Location:
-    """The element at `index`, or the `lanes` elements from there on along `axis`."""
+    """The element at `index`, or `lanes` elements along `axis` that start there."""
 
     index: tuple[ir.Value, ...]
     axis: int = -1

@@ -31,7 +31,7 @@ class TileLoop:
         return te.Var("step", self.operands[0].summed.total)
 
     def loop(self, uses: Sequence[Stmt]) -> Stmt:
-        """All steps, one after the other. Threads meet before a tile is overwritten and before it is used."""
+        """All steps, one after another. Threads synchronise before a tile is overwritten and before it is used."""
         copies = [
             with_values(operand.copies(self.thread, start, self.step), self.batch)
             for operand, start in zip(self.operands, self.starts, strict=True)

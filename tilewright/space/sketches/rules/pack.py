@@ -85,7 +85,7 @@ class PackCopy:
 
 
 class _Packing:
-    """How the next input, which one product reads in vectors, is packed for it."""
+    """The packing of the next input that one product reads in vectors."""
 
     def __init__(self, sketch: Sketch, tiled: Tiled, axes: Sequence[te.Var | None]) -> None:
         self.name, self.tiled, self.axes = sketch.stage, tiled, axes

@@ -50,7 +50,7 @@ def _offered(sketch: Sketch, intrinsic: Intrinsic) -> Iterator[Sketch]:
 
 
 def _tiles(intrinsic: Intrinsic) -> Iterator[NativeTile]:
-    """Which of its axes can be the vector axis and which the row axis."""
+    """The axes that can be the vector axis, and those that can be the row axis."""
     extents = [axis.extent for axis in intrinsic.stage.axes]
     k_axes = [axis.extent for axis in intrinsic.reduced]
     if not 1 <= len(extents) <= 2 or len(k_axes) > 1:

@@ -70,7 +70,7 @@ class ChainWork:
 
 @dataclass(frozen=True)
 class Condition:
-    """What must hold of two neighbouring stages, and what is said if it does not."""
+    """A condition on two neighbouring stages, and the reason to give if it does not hold."""
 
     holds: Callable[[Stage, Gemm, Gemm], bool]
     reason: str

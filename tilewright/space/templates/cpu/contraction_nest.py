@@ -174,7 +174,7 @@ class ContractionNest:
         return self.program_of(self._parallel(self.body()), config)
 
     def body(self) -> Stmt:
-        """All loops but the parallel one."""
+        """The loops inside the parallel one."""
         stmts: list[Stmt] = []
         staged = self._stage() if self.shape.staged else None
         if staged is not None:

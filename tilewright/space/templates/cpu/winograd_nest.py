@@ -296,7 +296,7 @@ class WinogradNest:
 
     @cached_property
     def _inside(self) -> te.Expr | None:
-        """Where an element is inside the image and inside the padding. The last tiles may overhang."""
+        """The conditions for an element to be inside the image and inside the padding. The last tiles may overhang."""
         conv, shape = self.convolution, self.shape
         conditions = [] if conv.inside is None else [conv.inside]
         for position, tiles in ((conv.row, shape.tiles_y), (conv.column, shape.tiles_x)):

@@ -82,7 +82,7 @@ class ChainWork:
 
 @dataclass(frozen=True)
 class Condition:
-    """What must hold of two neighbouring products, and what is said if it does not."""
+    """A condition on two neighbouring products, and the reason to give if it does not hold."""
 
     holds: Callable[[Stage, MatrixWork, MatrixWork], bool]
     reason: str

@@ -29,9 +29,8 @@ _known: dict[tuple[int, GemminiMachine], tuple[Task, Match | None]] = {}
 
 
 def matched(task: Task, machine: GemminiMachine) -> Match | None:
-    """What of a task the accelerator computes, where a tile of it fits and the host computes the rest.
-
-    Remembered for this very task: an equal one has other nodes."""
+    """The part of a task that the accelerator computes, if a tile of it fits and the host can compute the rest. Cached
+    for this task object: an equal one has other nodes."""
     key = id(task), machine
     if key not in _known or _known[key][0] is not task:
         if len(_known) >= _MAX_KNOWN:

@@ -241,7 +241,7 @@ def _scalar(product: Node) -> float | None:
 
 
 def _stored(graph: Graph, found: Match) -> Match:
-    """With scaling to 8 bits, ReLU and pooling on the way out; as it is where other nodes follow."""
+    """The layer with scaling to 8 bits, ReLU and pooling when it is stored; unchanged if other nodes follow."""
     nodes: list[Node] = []
     layer = found.layer
     relu, scale = layer.relu, None

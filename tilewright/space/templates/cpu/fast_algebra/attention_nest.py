@@ -137,7 +137,7 @@ class PairedAttentionNest(AttentionNest):
         return nest(loops, Store(self.unit_keys, key * width + column, unit))
 
     def _unit_values(self) -> Stmt:
-        """By vectors of values, all keys of each side by side; the products of pairs of keys."""
+        """Vector by vector of values: all keys of each, side by side, and the products of pairs of keys."""
         lanes, keys = self.lanes, self.operands.keys
         u = te.Var("u", self.operands.values // lanes)
 
@@ -335,7 +335,7 @@ class PairedAttentionNest(AttentionNest):
         )
 
     def _shares(self, vectors: int) -> Iterator[Stmt]:
-        """By what the weights of a query are multiplied, so that their mean is 1, and by what sums of values are."""
+        """The factors for the weights of a query, which make their mean 1, and for sums of values."""
         row = te.Var("u", vectors) * self.lanes + self.lane
         total, weighed = self.at(self.total, row), self.at(self.weighed, row)
         keys = te.const(self.operands.keys, DType.F32)
@@ -448,7 +448,7 @@ def _in_pairs(
 
 
 def _sum(numbers: Sequence[te.Expr]) -> te.Expr:
-    """By halves, so that few wait for others."""
+    """Add by halves, so that few additions wait for others."""
     if len(numbers) == 1:
         return numbers[0]
     middle = len(numbers) // 2

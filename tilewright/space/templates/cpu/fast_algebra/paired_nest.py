@@ -200,20 +200,20 @@ class PairedNest:
         return Buffer("totals", DType.F32, self.shape.rows * self.shape.lanes, Scope.SCRATCH)
 
     def _of_columns(self, number: int) -> te.Load:
-        """What is stored after the weight for the current panel's columns: corrections, sizes, ratios."""
+        """The data after the weight for the current panel's columns: corrections, sizes, ratios."""
         column = self.shape.panels.start_of(self.which_panel) + self.lane
         begin = self._after + number * self.sums.gemm.vector.extent
         return te.Load(self.packed.load.source, (column + begin,))
 
     @property
     def _after(self) -> int:
-        """Where that begins which is stored after the weight."""
+        """The offset of the data after the weight."""
         packing = self.packed.packing
         return packing.begin_of(packing.transforms[-1])
 
     @property
     def _signs(self) -> int:
-        """Where the pairs' signs begin, after all that is stored for columns."""
+        """The offset of the pairs' signs, after all data for columns."""
         return self._after + 3 * self.sums.gemm.vector.extent
 
     def _of_a_tile(self, name: str) -> Buffer:
@@ -227,7 +227,7 @@ class PairedNest:
         return Buffer("acc", DType.F32, self.shape.rows * self.shape.lanes, Scope.REGISTER)
 
     def _line(self, row: te.Expr | int, group: te.Expr | int) -> te.Expr:
-        """Where the line of a row of the current register tile begins."""
+        """The start of the line of a row of the current register tile."""
         return ((self.tile * self.shape.groups + group) * self.shape.rows + row) * GROUP
 
     # -- the block's rows -----------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ class RowGemm:
 
     @cached_property
     def data_bytes(self) -> int:
-        """What is read of the data, each element once."""
+        """The bytes of the data that are read, each element once."""
         (load,) = te.loads(self.data)
         assert isinstance(load.source, Buffer)
         return min(load.source.size, self.row.extent * self.gemm.length) * load.dtype.bytes

@@ -339,7 +339,7 @@ class AppliedStrassen:
         return found
 
     def _last_chunks(self, shape: StrassenTiling) -> int:
-        """How often the last columns count: one chunk has them, and is the last to end."""
+        """The weight of the last columns: one chunk has them, and is the last to end."""
         return min(shape.chunks, self.machine.cores)
 
     # -- the program ----------------------------------------------------------------------------------------------

@@ -167,7 +167,7 @@ class StrassenNest:
         return Buffer("right", DType.F32, self.shape.panels.size, Scope.REGISTER)
 
     def between(self, number: int) -> te.Load:
-        """What several results have in common, at the current element of the register tile."""
+        """The terms that several results have in common, at the current element of the register tile."""
         buffer = Buffer(f"between{number}", DType.F32, self.shape.quarter_size, Scope.SCRATCH)
         return te.Load(buffer, (self.position,))
 
@@ -250,7 +250,7 @@ class StrassenNest:
     # -- the products ---------------------------------------------------------------------------------------------
 
     def _products(self) -> Stmt:
-        """All seven, for a pair of panels and a block of K."""
+        """The seven products, for a pair of panels and a block of K."""
         k = te.Var("t", self.shape.k_block)
         return block(*(self._product(number, k, each) for number, each in enumerate(self._factors(k))))
 
@@ -378,7 +378,7 @@ class StrassenNest:
     # -- results --------------------------------------------------------------------------------------------------
 
     def _result(self, quarter: Quarter, value: te.Expr) -> Stmt:
-        """What this K block adds to a quarter of the results; the last K block finishes it."""
+        """The contribution of this K block to a quarter of the results; the last K block finishes it."""
         shape = self.shape
         if not shape.kept:
             return self._finished(quarter, value)

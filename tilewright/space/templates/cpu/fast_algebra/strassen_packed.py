@@ -82,7 +82,8 @@ class AppliedStrassenPacked(AppliedStrassen):
         return True  # as far as products see it
 
     def _registers(self, rows: int, vectors: int, long: bool) -> int:
-        """What is copied takes one more, which wider tiles have: they wait longer for their right operands."""
+        """The number of registers. With two vectors it is one more, for the copied operand: such tiles wait longer for
+        their right operands."""
         return super()._registers(rows, vectors, long) + (vectors == 2)
 
     def shape_of(self, values: Mapping[str, Value]) -> StrassenPackedTiling:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from tilewright.cli.options import BuildOptions
 from tilewright.db.database import Database
 from tilewright.frontend import import_model
 from tilewright.hw import host
+from tilewright.space.space import Config
 from tilewright.space.template import Work
 from tilewright.support.trace import Trace
 from tilewright.targets.cpu import CpuTarget
@@ -58,6 +59,30 @@ def rows(path: Path) -> int:
         return int(connection.execute("SELECT count(*) FROM rows").fetchone()[0])
 
 
+_watching: list[list[str]] = []  # lists of the worker processes that this process has started meanwhile
+
+
+def _note_workers(event: str, details: tuple[Any, ...]) -> None:
+    if event == "subprocess.Popen":
+        workers = [str(word) for word in details[1] if str(word).startswith("tilewright.measure.")]
+        for started in _watching:
+            started += workers
+
+
+sys.addaudithook(_note_workers)
+
+
+@contextmanager
+def runners_started() -> Iterator[list[str]]:
+    """The worker processes of runners, which build and time candidates, that start meanwhile."""
+    started: list[str] = []
+    _watching.append(started)
+    try:
+        yield started
+    finally:
+        _watching.remove(started)
+
+
 def invoke(*arguments: str) -> str:
     done = CliRunner().invoke(app, [*arguments, "--threads", "1", "--json"])
     assert done.exit_code == 0, (done.output, done.exception)
@@ -75,8 +100,10 @@ class Tuned:
     def choices_of(self, folder: Path, *command: str) -> dict[str, dict[str, object]]:
         """What a command chooses, by the lock file that it writes."""
         lock, before = folder / "again.lock", rows(self.db)
-        invoke(command[0], *self.model, *command[1:], "--db", str(self.db), "--lock", str(lock))
-        assert rows(self.db) == before, "it has measured, or written to the database"
+        with runners_started() as runners:
+            invoke(command[0], *self.model, *command[1:], "--db", str(self.db), "--lock", str(lock))
+        assert not runners, "it has measured"
+        assert rows(self.db) == before, "it has written to the database"
         return choices_in(lock)
 
 
@@ -122,10 +149,10 @@ def onnx_model(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
     np.savez(folder / "inputs.npz", x=np.ones((9, 32), np.float32))
     model = (str(folder / "product.onnx"), "--inputs", str(folder / "inputs.npz"))
     database, lock = folder / "tuning.sqlite", folder / "tuned.lock"
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, runners_started() as runners:
         patch.setitem(EFFORTS, "quick", Effort(60.0, 4, 8))
         said = json.loads(invoke("tune", *model, "--db", str(database), "--lock", str(lock)))
-    assert said["trials"]
+    assert said["trials"] and runners
     return Tuned(model, database, choices_in(lock))
 
 
@@ -148,6 +175,7 @@ COMMANDS = {
     "demo": (),
     "report": (),
 }
+ADVISE = ("--layers", "1", "--within", "60s")  # which measures, and so writes no lock file
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -164,6 +192,44 @@ def test_and_so_with_an_onnx_model(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert onnx_model.choices_of(tmp_path, command, *COMMANDS[command]) == onnx_model.winners
+
+
+@pytest.mark.parametrize("name", ["zoo", "onnx_model"])
+def test_advice_is_about_the_winners(name: str, request: pytest.FixtureRequest) -> None:
+    tuned: Tuned = request.getfixturevalue(name)
+    before = rows(tuned.db)
+    found = json.loads(invoke("advise", *tuned.model, *ADVISE, "--db", str(tuned.db)))
+    (layer,) = found["layers"]
+    winners = {
+        str(Config.of(str(winner["template"]), winner["values"]))  # type: ignore[arg-type]
+        for winner in tuned.winners.values()
+    }
+    assert layer["config"] in winners and layer["origin"].startswith("tuned 20")
+    assert rows(tuned.db) == before
+
+
+def test_the_default_database_is_tuned_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without --db: the one in the cache folder."""
+    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setitem(EFFORTS, "quick", Effort(60.0, 4, 8))
+    monkeypatch.chdir(tmp_path)
+    _save_product(tmp_path / "product.onnx")
+    np.savez(tmp_path / "inputs.npz", x=np.ones((9, 32), np.float32))
+    model = ("product.onnx", "--inputs", "inputs.npz")
+    with runners_started() as runners:
+        assert json.loads(invoke("tune", *model, "--lock", "tuned.lock"))["trials"]
+    assert runners
+    (database,) = (tmp_path / "cache").rglob("tuning.sqlite")
+    tuned, kept = choices_in(tmp_path / "tuned.lock"), rows(database)
+    with runners_started() as runners:
+        for command in ("compile", "explain", "check"):
+            lock = f"{command}.lock"
+            invoke(command, *model, *COMMANDS[command], "--lock", lock)
+            assert choices_in(tmp_path / lock) == tuned
+        explained = json.loads(invoke("explain", *model))["rows"]
+        again = json.loads(invoke("tune", *model))
+    assert {row["origin"]["kind"] for row in explained} == {"tuned"}
+    assert again["trials"] == 0 and not runners and rows(database) == kept
 
 
 def test_where_choices_came_from_is_in_explain_the_report_and_the_artifact(
@@ -188,7 +254,8 @@ def test_where_choices_came_from_is_in_explain_the_report_and_the_artifact(
 
 def test_every_command_that_compiles_takes_the_same_options() -> None:
     group: Any = typer.main.get_command(app)
-    for command in (*(group.commands[name] for name in COMMANDS), group.commands["db"].commands["explain"]):
+    names = (*COMMANDS, "advise")
+    for command in (*(group.commands[name] for name in names), group.commands["db"].commands["explain"]):
         options = {option for parameter in command.params for option in parameter.opts}
         assert set(SHARED) <= options, command.name
         efforts = {p.default for p in command.params if p.name == "effort"}

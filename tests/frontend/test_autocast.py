@@ -13,6 +13,8 @@ from tests.frontend.checking import TOLERANCE, floats, relative_error
 from tilewright.dtypes import DType
 from tilewright.frontend.torch.types import to_numpy
 
+TYPES = {torch.bfloat16: DType.BF16, torch.float16: DType.F16}
+
 
 class Net(nn.Module):
     """Operators that autocast takes in 16 bits, some that it takes in float32, some that it leaves alone."""
@@ -45,7 +47,7 @@ def check(got: Any, expected: Any, dtype: DType) -> None:
         assert relative_error(to_numpy(got[name]), to_numpy(value)) <= TOLERANCE[dtype], name
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", TYPES)
 def test_around_the_compilation(dtype: torch.dtype) -> None:
     model, x = Net(), floats(2, 4, 8)
     with torch.no_grad(), torch.autocast("cpu", dtype=dtype):
@@ -53,18 +55,19 @@ def test_around_the_compilation(dtype: torch.dtype) -> None:
         expected = model(x)
     assert expected["y"].dtype is dtype
     # It is a model in these types from then on, whether autocast is on when it is called or not.
-    check(fast(x), expected, DType.BF16)
+    check(fast(x), expected, TYPES[dtype])
     with torch.autocast("cpu", dtype=dtype):
-        check(fast(x), expected, DType.BF16)
+        check(fast(x), expected, TYPES[dtype])
 
 
-def test_inside_the_model() -> None:
-    model, x = Net(torch.bfloat16), floats(2, 4, 8)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_inside_the_model(dtype: torch.dtype) -> None:
+    model, x = Net(dtype), floats(2, 4, 8)
     with torch.no_grad():
         expected = model(x)
-    check(tilewright.compile(model, (x,))(x), expected, DType.BF16)
+    check(tilewright.compile(model, (x,))(x), expected, TYPES[dtype])
     program = torch.export.export(model, (x,), strict=False)
-    check(tilewright.compile(program)(x), expected, DType.BF16)
+    check(tilewright.compile(program)(x), expected, TYPES[dtype])
 
 
 def test_a_program_that_was_exported_under_autocast() -> None:

@@ -1,7 +1,8 @@
 """`advise`: measure variations of a model's layers, and say which would be faster.
 
 The layers with the most time are looked at first, each task once. Every number is measured on this machine, by the
-candidate that a compilation without tuning would use, checked against the oracle as in tuning.
+candidate that a compilation with `effort="none"` would use (the tuned one where the database has it), checked against
+the oracle as in tuning.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from tilewright import frontend
@@ -25,8 +27,9 @@ from tilewright.support.trace import Trace
 from tilewright.targets.options import CompileOptions, resolve_numerics
 from tilewright.targets.resolve import resolve_target
 from tilewright.targets.target import Target, computed
-from tilewright.tune.choose import choose
+from tilewright.tune.choose import Choice, choose
 from tilewright.tune.effort import parse_duration
+from tilewright.tune.known import known_choices
 from tilewright.tune.oracle import PredictedCosts
 from tilewright.tune.tunable import TunableTask
 
@@ -58,6 +61,8 @@ class LayerAdvice:
     calls: int
     seconds: float
     gflops: float
+    config: str  # of the candidate that was measured
+    origin: str  # of this choice: "tuned 2026-11-18", "predicted", ...
     findings: tuple[Finding, ...]
 
 
@@ -94,6 +99,7 @@ def advise(
     budget: float | str = "2m",
     numerics: str | None = None,
     threads: int | None = None,
+    db: str | Path | None = None,
     trace: Trace | None = None,
 ) -> Advice:
     """Measure what would make a model's layers faster on this machine.
@@ -104,12 +110,13 @@ def advise(
     Softplus), and one more 1x1 convolution after a convolution over a window.
 
     - `layers`: how many layers to look at. `budget`: the maximum time for measuring, in seconds or as text.
-    - The other options are those of `compile`. The target must be this machine: advice is measured, not predicted.
+    - The other options are those of `compile`: where `db` has a tuned kernel of a layer or a variation, that is the
+      one measured. The target must be this machine: advice is measured, not predicted.
     """
     if isinstance(layers, bool) or not isinstance(layers, int) or layers < 1:
         raise OptionError(f"layers={layers!r} must be a whole number, 1 at least")
     seconds = parse_duration(budget)
-    CompileOptions(numerics=numerics, threads=threads).check()
+    CompileOptions(numerics=numerics, threads=threads, db=db).check()
     model = frontend.opened(model)
     example_inputs = joined(example_inputs, example_kwargs)
     resolved = resolve_target(target, model, example_inputs)
@@ -127,7 +134,8 @@ def advise(
         named.setdefault(call.task.key, []).append(fused_name(call.layers) or call.name)
     count = resolved.threads(threads)
     with closing(resolved.runner(count)) as runner:
-        measure = _Measure(resolved, numerics, count, runner, time.monotonic() + seconds)
+        database = None if db is None else Path(db)
+        measure = _Measure(resolved, numerics, count, runner, time.monotonic() + seconds, database)
         return _advice(computed(partition), named, layers, resolved.machine, measure, trace)
 
 
@@ -144,10 +152,12 @@ class _Measure:
     threads: int
     runner: Any
     deadline: float
+    db: Path | None
 
     def __post_init__(self) -> None:
         self._known: dict[str, float | None] = {}
-        self.failures: dict[str, str] = {}  # by the task's key: why it has no time
+        self.choices: dict[str, Choice] = {}  # what was measured, by task key
+        self.failures: dict[str, str] = {}  # by task key: why there is no time
 
     def work(self, task: Task) -> Work:
         return Work(task, self.target.machine, self.numerics)
@@ -163,11 +173,13 @@ class _Measure:
     def _measured(self, task: Task) -> float | None:
         work = self.work(task)
         try:
-            config = choose(work).config
+            choice = known_choices({task.key: work}, self.threads, self.db).get(task.key) or choose(work)
         except TilewrightError as error:
             self.failures[task.key] = error.message
             return None
-        found = self.runner.measure(TunableTask(work, self.threads).job, [config], deadline=self.deadline)
+        self.choices[task.key] = choice
+        job = TunableTask(work, self.threads).job
+        found = self.runner.measure(job, [choice.config], deadline=self.deadline)
         if not found:
             raise _OutOfTime
         if found[0].seconds is None:
@@ -222,8 +234,17 @@ def _layer(
         if not findings:
             raise
     task = layer.task
+    choice = measure.choices[task.key]
     return LayerAdvice(
-        name, task.label, repr(task.output.type), calls, base, task.flops / base / 1e9, tuple(findings)
+        name,
+        task.label,
+        repr(task.output.type),
+        calls,
+        base,
+        task.flops / base / 1e9,
+        str(choice.config),
+        str(choice.origin),
+        tuple(findings),
     )
 
 

@@ -256,6 +256,7 @@ def advise(
             budget=within,
             numerics=build.numerics,
             threads=build.threads,
+            db=build.db,
             trace=trace,
         )
     if json:

@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper
 from torch import nn
 
 import tilewright
-from tests.frontend.onnx.checking import floats, model_of
+from tests.frontend.onnx.checking import check_model, floats, model_of
 from tilewright.frontend.onnx import import_onnx
 from tilewright.graph.oracle import evaluate
 
@@ -194,3 +194,34 @@ def test_the_steps_share_their_kernels(layer: str, direction: str, batch: int, t
     (expected,) = evaluate(import_onnx(model).graph, [x["x"]], precise=False)
     for run in (compiled, tilewright.load(tmp_path / "model.tw")):
         np.testing.assert_allclose(run(x["x"]), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("taken", [False, True])
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("layer", GATES)
+def test_in_a_branch(layer: str, known: bool, taken: bool) -> None:
+    """A layer in a branch of If, whose input, weights and states come from outside, as speech models have it."""
+    x = floats(TIME, BATCH, INPUTS)
+    rows = len(GATES[layer]) * HIDDEN
+    operands = {"w": floats(1, rows, INPUTS, seed=1), "r": floats(1, rows, HIDDEN, seed=2)}
+    operands |= {"b": floats(1, 2 * rows, seed=3), "h": floats(1, BATCH, HIDDEN, seed=4)}
+    operands = {name: array * np.float32(0.3) for name, array in operands.items()}
+    constant = f"c = Constant <value: tensor = bool {{{int(taken)}}}> ()" if known else ""
+    kept = "s, last" if layer != "LSTM" else "s, last, cell"
+    squeezed = (  # as PyTorch exports a squeeze
+        "n = Shape <start: int = 0, end: int = 1> (d) single = Equal (n, one) yes = Squeeze (single, k) e = If (yes)"
+        " <then_branch = less () => (float[A, B, C] f) { f = Squeeze (d, k) },"
+        " else_branch = same () => (float[Z, A, B, C] g) { g = Identity (d) }>"
+    )
+    text = (
+        f"{constant} y = If (c) <then_branch = recurrent () => (float[A, B, C] out) {{ {squeezed}"
+        f' {kept} = {layer} <hidden_size: int = {HIDDEN}> (e, w, r, b, "", h) out = Squeeze (s, one) }},'
+        " else_branch = plain () => (float[A, B, C] out) { t = Squeeze (d, k)"
+        " out = Slice (t, begins, ends, axes) }>"
+    )
+    inputs = {"d": x[None]} if known else {"c": np.array(taken), "d": x[None]}
+    model = model_of(text, inputs)
+    indices = {"k": 0, "one": 1, "begins": 0, "ends": HIDDEN, "axes": 2}
+    for name, array in (*operands.items(), *((n, np.array([i])) for n, i in indices.items())):
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    check_model(model, inputs, rtol=1e-4, atol=1e-5, compiled=layer == "LSTM")

@@ -5,10 +5,19 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterator
+from types import FrameType
 
 import pytest
 
 from tests.fuzz import scaling
+from tests.programs import AVX2
+from tilewright.graph.ir import Graph
+from tilewright.loops.text import print_program
+from tilewright.rewrites.pipeline import run_pipeline
+from tilewright.space.template import Work
+from tilewright.support.trace import Trace
+from tilewright.tune.choose import choose
+from tilewright.tune.oracle import PredictedCosts
 
 # Frames that a compilation may nest, whatever the size of its model: half of Python's default limit.
 MAX_FRAMES = 500
@@ -48,3 +57,35 @@ def test_the_command_fails_where_time_grows_too_fast(
     assert "1 of 1 kinds failed: additions" in capsys.readouterr().out
     monkeypatch.setattr(scaling, "compiled_right", lambda graph: float(len(graph.nodes())))
     assert scaling.main(["additions"]) == 0
+
+
+def work_of(graph: Graph) -> dict[str, int]:
+    """What a compilation does up to machine code, on any host: functions called, and the size of its programs."""
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        tasks = [
+            call.task for call in run_pipeline(graph, Trace.off(), oracle=PredictedCosts(AVX2, "fast")).calls
+        ]
+        programs = [choose(Work(task, AVX2)).program for task in tasks]
+    finally:
+        sys.setprofile(before)
+    return {"calls": calls, "text": sum(len(print_program(program)) for program in programs)}
+
+
+@pytest.mark.parametrize("name", ["silu", "mish", "runge_kutta"])
+def test_the_work_of_a_compilation_is_linear(name: str) -> None:
+    """Values that are read twice are not written out twice at each step: 2^20 times at the end of 20."""
+    make, _, _ = scaling.KINDS[name]
+    work_of(make(2))  # what is imported or cached once
+    few, more, many = (work_of(make(steps)) for steps in (5, 10, 20))
+    for what, found in many.items():
+        # From 5 to 10 steps the first task is cut; after that each step adds the same.
+        assert more[what] <= 8 * few[what]
+        assert found <= 2.5 * more[what]

@@ -105,3 +105,21 @@ def test_the_identity_is_not_merged_into_16_bit_weights() -> None:
 def test_strict_numerics_keep_the_branches() -> None:
     assert "merge-branches" in [each.name for each in passes("fast")]
     assert "merge-branches" not in [each.name for each in passes("strict")]
+
+
+@pytest.mark.parametrize("numerics", ["fast", "strict"])
+def test_only_infinity_minus_infinity_of_two_branches_is_no_nan_in_fast(numerics: str) -> None:
+    """The one exception of `docs/numerics.md`: elsewhere NaN and infinity are where they were."""
+    x = x_input(1, 8, 9, 9)
+    graph = graph_of(apply("add", conv(x, 16, 3, bias=False), conv(x, 16, 1, seed=1, bias=False)))
+    data = array(1, 8, 9, 9)
+    data[0, 3, 4, 4] = np.inf
+    (expected,) = evaluate(graph, [data])
+    after = graph
+    for each in passes(numerics):
+        if each.name == "merge-branches":
+            after = each.run(after)
+    (actual,) = evaluate(after, [data])
+    np.testing.assert_array_equal(np.isfinite(actual), np.isfinite(expected))
+    assert np.isnan(expected).any() and not np.isnan(expected[:, :, :4]).any()
+    assert np.isnan(actual).any() == (numerics == "strict")

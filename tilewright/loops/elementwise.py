@@ -22,6 +22,9 @@ many rows as together end at a line are staged in scratch memory and written fro
       for row in them: stage[row, :] = value
       out[lines] = stage[lines]
 
+Long functions of 16-bit floats are computed two vectors at a time: each is one chain of dependent instructions, and
+the conversions make it longer.
+
 The inside of a padded row is copied and its border filled, without a test for each vector.
 
 Rows whose index is loaded (an embedding) are prefetched, as many ahead as are written during one memory latency.
@@ -35,6 +38,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright import te
+from tilewright.dtypes import DType
 from tilewright.hw import CpuMachine
 from tilewright.loops.formula import Formula
 from tilewright.loops.guards import conjuncts, interval_of
@@ -56,9 +60,11 @@ from tilewright.loops.tiling import (
 )
 from tilewright.support.arith import ceil_div
 from tilewright.te.index import coefficient, simplify
+from tilewright.te.scalars import EXPENSIVE_CALLS
 
 _UNROLLED = 8  # vectors of one tile
 _LARGE = 24  # expression size above which fewer copies are unrolled
+_ROOM_FOR_TWO = 32  # registers for two vectors of a long function and its constants
 _FEW, _MANY = 8, 16  # interleaved runs
 _SHORT_ROW = 16  # lines: in longer rows the ends do not matter
 _HELD = 64  # lines of staged rows: stores that the CPU can buffer while it continues
@@ -79,7 +85,9 @@ def elementwise_program(formula: Formula, machine: CpuMachine) -> Program:
     }
     axis = min(costs, key=lambda a: costs[a])
     outer = [a for a in formula.axes if a != axis]
-    writer = _Writer(formula, lanes_for(formula, machine, axis.extent), is_streamed(formula, machine))
+    lanes = lanes_for(formula, machine, axis.extent)
+    in_pairs = _in_pairs(formula, machine, axis.extent)
+    writer = _Writer(formula, 2 * lanes if in_pairs else lanes, is_streamed(formula, machine), in_pairs)
     segments = _segments(formula)
     streamed = ", streamed" if writer.streamed else ""
     words = f"elementwise: {axis.name} in vectors of {writer.lanes}"
@@ -113,6 +121,15 @@ def elementwise_program(formula: Formula, machine: CpuMachine) -> Program:
         tile = block(*_prefetched_ahead(formula, machine, axis, outer, tiles), tile)
     body = parallel_nest([*loops, tiles.var], tiles.size * accesses, tile)
     return _program(formula, body, f"{words} x {tiles.size // writer.lanes}{after}")
+
+
+def _in_pairs(formula: Formula, machine: CpuMachine, extent: int) -> bool:
+    """Whether two vectors are computed at a time."""
+    lanes = lanes_for(formula, machine, extent)
+    converts = formula.output.dtype.is_half and any(load.dtype.is_half for load in te.loads(formula.value))
+    is_long = any(isinstance(node, te.Call) and node.op in EXPENSIVE_CALLS for node in te.walk(formula.value))
+    fits = machine.vector_registers >= _ROOM_FOR_TWO and lanes == machine.lanes(DType.F32)
+    return converts and is_long and fits and 2 * lanes <= extent
 
 
 def _prefetched_ahead(
@@ -255,11 +272,13 @@ class _Writer:
     formula: Formula
     lanes: int
     streamed: bool
+    in_pairs: bool = False  # of vectors
 
     def tiles(self, axis: te.Var) -> Tiles:
         large = sum(1 for _ in te.walk(self.formula.value)) > _LARGE
+        most = _UNROLLED // 2 if large or self.in_pairs else _UNROLLED
         lanes = min(self.lanes, power_of_two_below(axis.extent))
-        return Tiles(axis, lanes * best_unroll(axis.extent, lanes, _UNROLLED // 2 if large else _UNROLLED))
+        return Tiles(axis, lanes * best_unroll(axis.extent, lanes, most))
 
     def run(self, axis: te.Var, formula: Formula) -> Stmt | None:
         if coefficient(formula.store, axis) != 1:

@@ -230,6 +230,9 @@ class MemoryEmitter(IndexEmitter):
             streamed = self.streaming and stmt.streamed
             if streamed and buffer.dtype is DType.F16:  # which LLVM stores past no cache
                 wide = self.builder.bitcast(wide, vector_of(ir.IntType(16), self.lanes))
+            if not streamed and self._is_of_two_halves(stmt):
+                self._store_halves(wide, buffer, offset)
+                return
             stored = self.builder.store(wide, pointer, align=buffer.dtype.bytes)
             if streamed:
                 self._past_caches(stored, stmt)
@@ -238,6 +241,21 @@ class MemoryEmitter(IndexEmitter):
             self.builder.store(
                 self.builder.extract_element(wide, I64(lane)), self.pointer(buffer, location, 0)
             )
+
+    def _is_of_two_halves(self, stmt: Store) -> bool:
+        """Whether the vector is converted from two vectors of f32, which x86 would join by one more shuffle."""
+        converted = isinstance(stmt.value, te.Cast) and stmt.buffer.dtype.is_half
+        twice = self.lanes == 2 * self.machine.lanes(DType.F32)
+        return converted and twice and self.machine.triple.startswith("x86_64")
+
+    def _store_halves(self, wide: ir.Value, buffer: Buffer, offset: Offset) -> None:
+        lanes = self.lanes // 2
+        nothing = ir.Constant(wide.type, ir.Undefined)
+        for first in (0, lanes):
+            picks = ir.Constant(vector_of(ir.IntType(32), lanes), list(range(first, first + lanes)))
+            half = self.builder.shuffle_vector(wide, nothing, picks)
+            pointer = self.pointer(buffer, offset.base, offset.constant + first)
+            self.builder.store(half, pointer, align=buffer.dtype.bytes)
 
     # -- operands of instructions -----------------------------------------------------------------------------------
 

@@ -14,7 +14,19 @@ from llvmlite import ir
 from tilewright import te
 from tilewright.codegen.llvm.math.exponential import exp2_nonpositive, exp2_rough
 from tilewright.codegen.llvm.math.values import Emit, MathContext, Real
-from tilewright.codegen.llvm.types import BFLOAT, I1, I8, I16, I32, I64, Typed, element_type, like, number, repeated
+from tilewright.codegen.llvm.types import (
+    BFLOAT,
+    I1,
+    I8,
+    I16,
+    I32,
+    I64,
+    Typed,
+    element_type,
+    like,
+    number,
+    repeated,
+)
 from tilewright.dtypes import DType
 from tilewright.errors import CodegenError
 from tilewright.hw import CpuMachine

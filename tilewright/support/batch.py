@@ -46,5 +46,10 @@ def floor_log2(a: Number) -> Number:
     return max(a, 1).bit_length() - 1
 
 
+def root(a: Number) -> Number:
+    """The square root, rounded alike for one number and many."""
+    return np.sqrt(a) if isinstance(a, np.ndarray) else math.sqrt(a)
+
+
 def gcd(a: Number, b: Number) -> Number:
     return np.gcd(a, b) if _are_many(a, b) else math.gcd(a, b)

@@ -187,7 +187,7 @@ class Const(Expr):
 
 
 @quickly_made
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Var(Expr):
     """An index variable with values in [0, extent)."""
 
@@ -195,6 +195,26 @@ class Var(Expr):
     extent: int
 
     dtype = DType.I64
+
+    # Written out, because variables are keys of nearly every table: a hash is made once, and nothing is copied to
+    # compare two.
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if other.__class__ is not Var:
+            return NotImplemented
+        return self.name == other.name and self.extent == other.extent  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        known: int | None = self.__dict__.get("_hash")
+        if known is None:
+            known = self.__dict__["_hash"] = hash((self.name, self.extent))
+        return known
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Strings hash differently in another process."""
+        return {"name": self.name, "extent": self.extent}
 
 
 @_hashed_once

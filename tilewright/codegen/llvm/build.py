@@ -78,4 +78,11 @@ def _kernel(program: Program, symbol: str, code: bytes, *, cached: bool) -> Comp
 
 
 def llvm_ir(program: Program, machine: CpuMachine, numerics: str, symbol: str) -> str:
-    return str(emit_program(program, machine, numerics, symbol))
+    module = emit_program(program, machine, numerics, symbol)
+    text = str(module)
+    # A block and its instructions refer to each other, and would wait for the garbage collector: thousands of them.
+    for function in module.functions:
+        for block in function.blocks:
+            block.instructions.clear()
+        function.blocks.clear()
+    return text

@@ -16,10 +16,9 @@ from llvmlite import ir
 from tilewright import te
 from tilewright.codegen.llvm import math as vector_math
 from tilewright.codegen.llvm import native, scalars, shuffles
-from tilewright.codegen.llvm.indices import IndexRegion
 from tilewright.codegen.llvm.memory import MemoryEmitter
 from tilewright.codegen.llvm.sharing import shares_elements
-from tilewright.codegen.llvm.types import I64, PTR, Typed, element_type, splat, vector_of
+from tilewright.codegen.llvm.types import I64, PTR, Typed, element_type, number, numbers, splat, vector_of
 from tilewright.dtypes import DType
 from tilewright.errors import CodegenError
 from tilewright.hw import CpuMachine
@@ -183,11 +182,11 @@ class _Emitter(MemoryEmitter):
         separate_stores = self.separate_stores[id(stmt)]
         for value in range(stmt.var.extent):
             self.bindings[stmt.var] = value
-            if separate_stores:
-                self.regions.append(IndexRegion())
-            self.statement(stmt.body)
-            if separate_stores:
-                self.regions.pop()
+            if not separate_stores:
+                self.statement(stmt.body)
+                continue
+            with self.region():
+                self.statement(stmt.body)
                 # No instruction: LLVM reads again behind it what it would have kept.
                 self.builder.fence("seq_cst", "singlethread")
 
@@ -207,9 +206,8 @@ class _Emitter(MemoryEmitter):
         counter = self.builder.phi(I64, stmt.var.name)
         counter.add_incoming(first, before)
         self.bindings[stmt.var] = counter
-        self.regions.append(IndexRegion())
-        self.statement(stmt.body)
-        self.regions.pop()
+        with self.region():
+            self.statement(stmt.body)
         following = self.builder.add(counter, I64(1), flags=("nsw", "nuw"))
         counter.add_incoming(following, self.builder.block)
         self.builder.cbranch(self.builder.icmp_signed("<", following, last), head, after)
@@ -224,9 +222,8 @@ class _Emitter(MemoryEmitter):
             if body is None:
                 continue
             self.builder.position_at_end(block)
-            self.regions.append(IndexRegion())
-            self.statement(body)
-            self.regions.pop()
+            with self.region():
+                self.statement(body)
             self.builder.branch(after)
         self.builder.position_at_end(after)
 
@@ -279,7 +276,7 @@ class _Emitter(MemoryEmitter):
 
     def value(self, expr: te.Expr) -> Typed:
         if isinstance(expr, te.Const):
-            return Typed(element_type(expr.dtype)(scalars.constant(expr)), expr.dtype, 1)
+            return Typed(number(element_type(expr.dtype), scalars.constant(expr)), expr.dtype, 1)
         if expr.dtype is DType.I64 and not isinstance(expr, (te.Load, te.Cast, te.Select, Across)):
             return self.index_value(expr)
         if isinstance(expr, te.Load):
@@ -361,11 +358,10 @@ class _Emitter(MemoryEmitter):
     def masked(self, cond: Typed) -> Iterator[None]:
         # Values computed under a mask hold only there, so they go into a region of their own.
         self.masks.append(cond)
-        self.regions.append(IndexRegion())
         self.computed.append({})
-        yield
+        with self.region():
+            yield
         self.computed.pop()
-        self.regions.pop()
         self.masks.pop()
 
     def across(self, expr: Across) -> Typed:
@@ -381,5 +377,5 @@ class _Emitter(MemoryEmitter):
         return Typed(self.builder.extract_element(vector, I64(0)), expr.dtype, 1)
 
     def _part(self, vector: ir.Value, start: int, lanes: int) -> ir.Value:
-        picks = ir.Constant(ir.VectorType(ir.IntType(32), lanes), list(range(start, start + lanes)))
+        picks = numbers(ir.IntType(32), tuple(range(start, start + lanes)))
         return self.builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), picks)

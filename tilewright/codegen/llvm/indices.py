@@ -7,15 +7,16 @@ indices. A computed value is reused as long as it dominates the code that is emi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 
 from llvmlite import ir
 
 from tilewright import te
 from tilewright.codegen.llvm import scalars
-from tilewright.codegen.llvm.types import I64, Typed, splat
+from tilewright.codegen.llvm.types import Typed, i64, splat
 from tilewright.dtypes import DType
 from tilewright.hw import CpuMachine
 from tilewright.loops.ir import Buffer, Scope
@@ -32,13 +33,6 @@ class Offset:
     vector: ir.Value | None = None
 
 
-@dataclass
-class IndexRegion:
-    """Values computed where they dominate everything emitted until the region is left."""
-
-    known: dict[object, ir.Value] = field(default_factory=dict)
-
-
 class IndexEmitter(ABC):
     """The state of a function that is being emitted: the builder, the values of loop variables, and known facts."""
 
@@ -48,7 +42,8 @@ class IndexEmitter(ABC):
         self.machine = machine
         self.bindings: dict[te.Var, int | ir.Value] = {}
         self.lane: te.Var | None = None  # the variable of the vector loop being emitted
-        self.regions: list[IndexRegion] = [IndexRegion()]
+        self._known: dict[object, ir.Value] = {}
+        self._regions: list[list[object]] = [[]]  # the keys that each region has added, the outermost first
 
     @abstractmethod
     def value(self, expr: te.Expr) -> Typed:
@@ -58,12 +53,19 @@ class IndexEmitter(ABC):
     def lanes(self) -> int:
         return self.lane.extent if self.lane is not None else 1
 
+    @contextmanager
+    def region(self) -> Iterator[None]:
+        """Values computed inside dominate what is emitted until the region is left, and nothing else."""
+        self._regions.append([])
+        yield
+        for key in self._regions.pop():
+            self._known.pop(key, None)
+
     def known(self, key: object, make: Callable[[], ir.Value]) -> ir.Value:
-        for region in reversed(self.regions):
-            if key in region.known:
-                return region.known[key]
-        value = make()
-        self.regions[-1].known[key] = value
+        value = self._known.get(key)
+        if value is None:
+            value = self._known[key] = make()
+            self._regions[-1].append(key)
         return value
 
     def moves_with_lane(self, expr: te.Expr) -> bool:
@@ -74,13 +76,14 @@ class IndexEmitter(ABC):
         constant, stride = form.constant, 0
         terms: list[tuple[te.Expr, int]] = []
         for atom, coefficient in form.terms.items():
-            bound = self.bindings.get(atom) if isinstance(atom, te.Var) else None
-            if atom == self.lane:
+            if not isinstance(atom, te.Var):
+                if self.moves_with_lane(atom):
+                    return Offset(None, 0, 0, self.index_vector(index))
+                terms.append((atom, coefficient))
+            elif atom == self.lane:
                 stride = coefficient
-            elif isinstance(bound, int):
+            elif isinstance(bound := self.bindings.get(atom), int):
                 constant += coefficient * bound
-            elif not isinstance(atom, te.Var) and self.moves_with_lane(atom):
-                return Offset(None, 0, 0, self.index_vector(index))
             else:
                 terms.append((atom, coefficient))
         return Offset(self.sum_of(terms), constant, stride)
@@ -105,7 +108,7 @@ class IndexEmitter(ABC):
         for atom, coefficient in terms:
             value = self.scalar_index(atom)
             if coefficient != 1:
-                value = self.builder.mul(value, I64(coefficient), flags=("nsw",))
+                value = self.builder.mul(value, i64(coefficient), flags=("nsw",))
             total = value if total is None else self.builder.add(total, value, flags=("nsw",))
         assert total is not None
         return total
@@ -113,7 +116,7 @@ class IndexEmitter(ABC):
     def scalar_index(self, atom: te.Expr) -> ir.Value:
         if isinstance(atom, te.Var):
             bound = self.bindings[atom]
-            return I64(bound) if isinstance(bound, int) else bound
+            return i64(bound) if isinstance(bound, int) else bound
         if isinstance(atom, te.Call):
             return self.index_call(atom, self.scalar_index_of, 1)
         return self.value(atom).value
@@ -122,9 +125,9 @@ class IndexEmitter(ABC):
         offset = self.offset(expr)
         assert offset.vector is None and offset.stride == 0
         if offset.base is None:
-            return I64(offset.constant)
+            return i64(offset.constant)
         return (
-            self.builder.add(offset.base, I64(offset.constant), flags=("nsw",))
+            self.builder.add(offset.base, i64(offset.constant), flags=("nsw",))
             if offset.constant
             else offset.base
         )
@@ -144,7 +147,7 @@ class IndexEmitter(ABC):
         offset = self.offset(expr)
         if offset.vector is not None:
             return Typed(offset.vector, DType.I64, self.lanes)
-        base = I64(offset.constant)
+        base = i64(offset.constant)
         if offset.base is not None:
             base = self.builder.add(offset.base, base) if offset.constant else offset.base
         if offset.stride == 0 or self.lanes == 1:
@@ -156,14 +159,14 @@ class IndexEmitter(ABC):
     def index_vector(self, index: te.Expr) -> ir.Value:
         """The index in every lane, where it is not linear in the lane."""
         form = linear(index)
-        total = splat(self.builder, Typed(I64(form.constant), DType.I64, 1), self.lanes).value
+        total = splat(self.builder, Typed(i64(form.constant), DType.I64, 1), self.lanes).value
         for atom, coefficient in form.terms.items():
             if isinstance(atom, te.Call) and atom.dtype is DType.I64 and self.moves_with_lane(atom):
                 term = self.index_call(atom, self._index_lanes, self.lanes)
             else:
                 term = splat(self.builder, self.value(atom), self.lanes).value
             if coefficient != 1:
-                factor = splat(self.builder, Typed(I64(coefficient), DType.I64, 1), self.lanes).value
+                factor = splat(self.builder, Typed(i64(coefficient), DType.I64, 1), self.lanes).value
                 term = self.builder.mul(term, factor)
             total = self.builder.add(total, term)
         return total

@@ -18,7 +18,7 @@ from llvmlite import ir
 from tilewright import te
 from tilewright.codegen.llvm import scalars, shuffles
 from tilewright.codegen.llvm.indices import IndexEmitter, Offset
-from tilewright.codegen.llvm.types import I1, I64, PTR, Typed, element_type, splat, stored_type, vector_of
+from tilewright.codegen.llvm.types import I1, PTR, Typed, element_type, i64, splat, stored_type, vector_of
 from tilewright.dtypes import DType
 from tilewright.errors import InternalError
 from tilewright.hw import CpuMachine
@@ -116,7 +116,7 @@ class MemoryEmitter(IndexEmitter):
                 ("pointer", start, buffer.dtype, base),
                 lambda: self.builder.gep(start, [base], source_etype=kind),
             )
-        return self.builder.gep(pointer, [I64(constant)], source_etype=kind) if constant else pointer
+        return self.builder.gep(pointer, [i64(constant)], source_etype=kind) if constant else pointer
 
     def _uniform_mask(self, masks: list[Typed]) -> ir.Value | None:
         """Whether any lane is active, as one bit; None where there is no mask."""
@@ -139,12 +139,12 @@ class MemoryEmitter(IndexEmitter):
             pointer = self.pointer(buffer, offset.base, offset.constant)
             return self.builder.load(pointer, typ=kind, align=_alignment(buffer))
         location = (
-            I64(offset.constant)
+            i64(offset.constant)
             if offset.base is None
-            else self.builder.add(offset.base, I64(offset.constant))
+            else self.builder.add(offset.base, i64(offset.constant))
         )
         # Where the condition fails, element 0 is read instead and the value is not used.
-        safe = self.builder.select(active, location, I64(0))
+        safe = self.builder.select(active, location, i64(0))
         return self.builder.load(self.pointer(buffer, safe, 0), typ=kind, align=_alignment(buffer))
 
     def _load_vector(self, buffer: Buffer, offset: Offset, masks: list[Typed]) -> ir.Value:
@@ -195,10 +195,10 @@ class MemoryEmitter(IndexEmitter):
 
     def _lane_locations(self, offset: Offset) -> list[ir.Value]:
         if offset.vector is not None:
-            return [self.builder.extract_element(offset.vector, I64(lane)) for lane in range(self.lanes)]
-        base = offset.base if offset.base is not None else I64(0)
+            return [self.builder.extract_element(offset.vector, i64(lane)) for lane in range(self.lanes)]
+        base = offset.base if offset.base is not None else i64(0)
         return [
-            self.builder.add(base, I64(offset.constant + lane * offset.stride)) for lane in range(self.lanes)
+            self.builder.add(base, i64(offset.constant + lane * offset.stride)) for lane in range(self.lanes)
         ]
 
     def _gather(self, buffer: Buffer, offset: Offset, masks: list[Typed]) -> ir.Value:
@@ -206,10 +206,10 @@ class MemoryEmitter(IndexEmitter):
         result: ir.Value = ir.Constant(vector_of(kind, self.lanes), ir.Undefined)
         for lane, location in enumerate(self._lane_locations(offset)):
             for mask in masks:
-                active = self.builder.extract_element(mask.value, I64(lane)) if mask.lanes > 1 else mask.value
-                location = self.builder.select(active, location, I64(0))
+                active = self.builder.extract_element(mask.value, i64(lane)) if mask.lanes > 1 else mask.value
+                location = self.builder.select(active, location, i64(0))
             element = self.builder.load(self.pointer(buffer, location, 0), typ=kind, align=_alignment(buffer))
-            result = self.builder.insert_element(result, element, I64(lane))
+            result = self.builder.insert_element(result, element, i64(lane))
         return result
 
     def store(self, stmt: Store) -> None:
@@ -239,7 +239,7 @@ class MemoryEmitter(IndexEmitter):
             return
         for lane, location in enumerate(self._lane_locations(offset)):
             self.builder.store(
-                self.builder.extract_element(wide, I64(lane)), self.pointer(buffer, location, 0)
+                self.builder.extract_element(wide, i64(lane)), self.pointer(buffer, location, 0)
             )
 
     def _is_of_two_halves(self, stmt: Store) -> bool:
@@ -278,7 +278,7 @@ class MemoryEmitter(IndexEmitter):
             return splat(self.builder, Typed(read[location.offsets[0]], buffer.dtype, 1), size).value
         vector: ir.Value = ir.Constant(kind, ir.Undefined)
         for lane, offset in enumerate(location.offsets):
-            vector = self.builder.insert_element(vector, read[offset], I64(lane))
+            vector = self.builder.insert_element(vector, read[offset], i64(lane))
         return vector
 
     def put_lanes(self, location: Location, vector: ir.Value) -> None:
@@ -291,7 +291,7 @@ class MemoryEmitter(IndexEmitter):
             self.builder.store(raw, self._element(location, 0), align=_alignment(buffer))
             return
         for lane, offset in enumerate(location.offsets):
-            element = self.builder.extract_element(raw, I64(lane)) if size > 1 else raw
+            element = self.builder.extract_element(raw, i64(lane)) if size > 1 else raw
             self.builder.store(element, self._element(location, offset), align=_alignment(buffer))
 
     def _register_run(self, location: Location) -> ir.Value:

@@ -14,7 +14,19 @@ from llvmlite import ir
 from tilewright import te
 from tilewright.codegen.llvm.math.exponential import exp2_nonpositive, exp2_rough
 from tilewright.codegen.llvm.math.values import Emit, MathContext, Real
-from tilewright.codegen.llvm.types import BFLOAT, I1, I8, I16, I32, I64, Typed, element_type, like
+from tilewright.codegen.llvm.types import (
+    BFLOAT,
+    I1,
+    I8,
+    I16,
+    I32,
+    I64,
+    Typed,
+    element_type,
+    like,
+    number,
+    repeated,
+)
 from tilewright.dtypes import DType
 from tilewright.errors import CodegenError
 from tilewright.hw import CpuMachine
@@ -39,11 +51,11 @@ def constant(expr: te.Const) -> int | float | bool:
     return expr.value
 
 
-def _number(value: ir.Value, number: float) -> ir.Constant:
+def _number(value: ir.Value, wanted: float) -> ir.Constant:
     """A constant of the type of `value`."""
     if isinstance(value.type, ir.VectorType):
-        return ir.Constant(value.type, [number] * value.type.count)
-    return ir.Constant(value.type, number)
+        return repeated(value.type.element, wanted, value.type.count)
+    return number(value.type, wanted)
 
 
 def _is_number(value: ir.Value) -> bool:

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
+from tilewright.codegen.llvm.types import numbers
+
 Vectors = list[ir.Value]
 
 _BLOCK_BITS = 128
@@ -136,5 +138,5 @@ def picked(
 
 def shuffled(builder: ir.IRBuilder, one: ir.Value, other: ir.Value, positions: Sequence[int]) -> ir.Value:
     """Elements of two vectors, those of the second one counted on."""
-    mask = ir.Constant(ir.VectorType(ir.IntType(32), len(positions)), list(positions))
+    mask = numbers(ir.IntType(32), tuple(positions))
     return builder.shuffle_vector(one, other, mask)

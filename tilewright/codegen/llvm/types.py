@@ -58,13 +58,46 @@ def stored_type(dtype: DType) -> ir.Type:
     return I8 if dtype is DType.BOOL else _IN_REGISTER[dtype]
 
 
+@lru_cache(maxsize=1024)
 def vector_of(element: ir.Type, lanes: int) -> ir.Type:
+    """One object for each type: types and constants are spelled out once per object."""
     return ir.VectorType(element, lanes) if lanes > 1 else element
 
 
 def like(value: ir.Value, element: ir.Type) -> ir.Type:
     """The type of `value` with another element type."""
-    return ir.VectorType(element, value.type.count) if isinstance(value.type, ir.VectorType) else element
+    return vector_of(element, value.type.count) if isinstance(value.type, ir.VectorType) else element
+
+
+def i64(value: int) -> ir.Constant:
+    return number(I64, value)
+
+
+def number(element: ir.Type, value: float | int | bool) -> ir.Constant:
+    """A number, one object for each: a kernel has few, and has them thousands of times."""
+    # Not by value alone: 0.0 equals -0.0, and 1 equals True.
+    return _number(element, value, repr(value))
+
+
+@lru_cache(maxsize=8192)
+def _number(element: ir.Type, value: float | int | bool, text: str) -> ir.Constant:
+    return ir.Constant(element, value)
+
+
+def repeated(element: ir.Type, value: float | int | bool, lanes: int) -> ir.Constant:
+    """A number in every one of `lanes` lanes."""
+    return _repeated(element, value, repr(value), lanes)
+
+
+@lru_cache(maxsize=8192)
+def _repeated(element: ir.Type, value: float | int | bool, text: str, lanes: int) -> ir.Constant:
+    return ir.Constant(vector_of(element, lanes), number(element, value))
+
+
+@lru_cache(maxsize=4096)
+def numbers(element: ir.Type, values: tuple[int, ...]) -> ir.Constant:
+    """A vector of these numbers, such as the lanes that a shuffle picks."""
+    return ir.Constant(ir.VectorType(element, len(values)), list(values))
 
 
 def splat(builder: ir.IRBuilder, typed: Typed, lanes: int) -> Typed:
@@ -73,10 +106,9 @@ def splat(builder: ir.IRBuilder, typed: Typed, lanes: int) -> Typed:
         return typed
     assert typed.lanes == 1, f"{typed.lanes} lanes cannot become {lanes}"
     if isinstance(typed.value, ir.Constant):
-        vector = ir.VectorType(typed.value.type, lanes)
-        return Typed(ir.Constant(vector, [typed.value.constant] * lanes), typed.dtype, lanes)
+        return Typed(repeated(typed.value.type, typed.value.constant, lanes), typed.dtype, lanes)
     undefined, first = _splatting(typed.value.type, lanes)
-    single = builder.insert_element(undefined, typed.value, I64(0))
+    single = builder.insert_element(undefined, typed.value, i64(0))
     return Typed(builder.shuffle_vector(single, undefined, first), typed.dtype, lanes)
 
 

@@ -63,12 +63,12 @@ def test_many_at_once_are_as_each_alone(name: str, machine: CpuMachine) -> None:
         assert compared
 
 
-def test_paired_and_transposed_are_among_them() -> None:
+def test_paired_and_winograd_are_among_them() -> None:
     names = {applied.space.template for task in TASKS.values() for applied in batched(task, ZEN4)}
-    assert {"contraction", "contraction_int8", "paired"} <= names
+    assert {"contraction", "contraction_int8", "paired", "winograd"} <= names
 
 
-@pytest.mark.parametrize("name", ["odd", "1x1"])
+@pytest.mark.parametrize("name", ["odd", "1x1", "window"])
 def test_a_descent_finds_the_same_config_one_by_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     work = Work(TASKS[name], ZEN4)
     for applied in batched(TASKS[name], ZEN4):

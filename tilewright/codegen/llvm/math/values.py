@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import llvmlite.ir as ir
 
+from tilewright.codegen.llvm.types import number, repeated
+
 
 @dataclass(frozen=True)
 class MathContext:
@@ -66,7 +68,7 @@ class Emit:
         return Int(self, self._splat(self.int_kind, ((value & mask) ^ sign) - sign))
 
     def _splat(self, kind: ir.Type, value: float | int) -> ir.Constant:
-        return ir.Constant(kind, [value] * self.lanes if self.lanes else value)
+        return repeated(kind.element, value, self.lanes) if self.lanes else number(kind, value)
 
     def intrinsic(self, name: str, *args: Real) -> Real:
         function_type = ir.FunctionType(self.kind, [self.kind] * len(args))

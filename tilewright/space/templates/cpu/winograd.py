@@ -24,9 +24,11 @@ once. If all channels fit, `products` holds one panel at a time, and its tiles a
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
 
 from tilewright import te
 from tilewright.dtypes import DType
@@ -34,12 +36,14 @@ from tilewright.loops.ir import SCRATCH_LIMIT, Buffer, Program
 from tilewright.loops.tiling import Tiles, extent_of, power_of_two_below
 from tilewright.numerics import is_strict
 from tilewright.runtime.winograd import POINTS, TAPS, matrices
-from tilewright.space.space import Config, Knob, Space, Value
+from tilewright.space.space import Config, Knob, Space
 from tilewright.space.template import Applied, Terms, Work
+from tilewright.space.templates.cpu.contraction_terms import PanelCounts
 from tilewright.space.templates.cpu.straight_line import operations
 from tilewright.space.templates.cpu.window import WindowConvolution, convolution_of
 from tilewright.space.templates.cpu.winograd_nest import WinogradNest, WinogradTiling
 from tilewright.support.arith import ceil_div, round_up
+from tilewright.support.batch import Number, Truth, least, most, root, select
 
 NAME = "winograd"
 # The relative error per square root of the number of products in a chain, measured on random data, and the share of
@@ -98,66 +102,82 @@ class AppliedWinograd:
             ),
             self._legal,
             together=(("outputs", "tiles", "vectors", "channels", "panel_groups"),),
+            batched=True,
         )
 
-    def _legal(self, values: Mapping[str, Value]) -> bool:
+    def _legal(self, values: Mapping[str, Number]) -> Truth:
+        """Whether a config is legal; of many configs, which of them are."""
         shape = self.shape_of(values)
-        if shape.panels.size > self.convolution.output.extent or shape.tiles > shape.all_tiles:
-            return False
-        if shape.panel_groups != values["panel_groups"]:
-            return False
-        if _ROUNDING[shape.outputs] * math.sqrt(shape.channels + shape.channel_blocks) > _MAX_ERROR:
-            return False
-        points = (shape.outputs + TAPS - 1) ** 2
-        weight = points * self.convolution.channel.extent * self.convolution.output.extent * 4
-        if weight > _MAX_WEIGHT and shape.outputs > min(POINTS):
-            return False
-        return (shape.seen_size + shape.products_size) * 4 <= SCRATCH_LIMIT
+        legal = (shape.panels.size <= self.convolution.output.extent) & (shape.tiles <= shape.all_tiles)
+        legal = legal & (shape.panel_groups == values["panel_groups"])
+        error = _by_outputs(_ROUNDING.__getitem__, shape.outputs) * root(
+            shape.channels + shape.channel_blocks
+        )
+        legal = legal & (error <= _MAX_ERROR)
+        weight = shape.elements * self.convolution.channel.extent * self.convolution.output.extent * 4
+        legal = legal & ((weight <= _MAX_WEIGHT) | (shape.outputs == min(POINTS)))
+        return legal & ((shape.seen_size + shape.products_size) * 4 <= SCRATCH_LIMIT)
 
-    def shape_of(self, values: Mapping[str, Value]) -> WinogradTiling:
-        conv, outputs = self.convolution, int(values["outputs"])
-        channels = int(values["channels"])
-        panels = Tiles(conv.output, int(values["vectors"]) * self.lanes)
+    def shape_of(self, values: Mapping[str, Number]) -> WinogradTiling:
+        conv, outputs = self.convolution, values["outputs"]
+        channels, vectors = values["channels"], values["vectors"]
+        panels = self._panels(vectors)
         return WinogradTiling(
             outputs=outputs,
             tiles_y=ceil_div(conv.y.extent, outputs),
             tiles_x=ceil_div(conv.x.extent, outputs),
             images=extent_of(conv.batch),
-            tiles=int(values["tiles"]),
-            rows=_rows(
-                int(values["tiles"]),
-                int(values["vectors"]),
-                self.machine.vector_registers,
-                self.machine.chains,
-            ),
-            vectors=int(values["vectors"]),
+            tiles=values["tiles"],
+            rows=self._rows_of(values["tiles"], vectors),
+            vectors=vectors,
             channels=channels,
             channel_blocks=ceil_div(conv.channel.extent, channels),
             channel_lanes=self.machine.lanes(DType.F32),
             panels=panels,
-            share=ceil_div(panels.count, int(values["panel_groups"])),
+            share=ceil_div(panels.count, values["panel_groups"]),
             in_registers=(outputs + TAPS - 1) ** 2 <= _SPILLED * self.machine.vector_registers,
             in_line=self.machine.line_bytes // DType.F32.bytes,
         )
 
+    def _panels(self, vectors: Number) -> Any:
+        """The panels as `Tiles`; of many configs, their sizes and counts."""
+        width = vectors * self.lanes
+        if isinstance(width, np.ndarray):
+            return PanelCounts(width, ceil_div(self.convolution.output.extent, width))
+        return Tiles(self.convolution.output, width)
+
+    def _rows_of(self, tiles: Number, vectors: Number) -> Number:
+        registers, chains = self.machine.vector_registers, self.machine.chains
+        if not isinstance(tiles, np.ndarray) and not isinstance(vectors, np.ndarray):
+            return _rows(tiles, vectors, registers, chains)
+        widest = 1 + int(np.max(vectors))
+        different, which = np.unique(tiles * widest + vectors, return_inverse=True)
+        pairs = (divmod(code, widest) for code in different.tolist())
+        return np.array([_rows(*pair, registers, chains) for pair in pairs])[which]
+
     def terms(self, config: Config) -> Terms:
-        shape, caches = self.shape_of(dict(config.values)), self.machine.caches
+        return self.terms_of(dict(config.values))
+
+    def terms_of(self, values: Mapping[str, Number]) -> Terms:
+        """The terms of the config with these values or, if some are arrays, of many configs."""
+        shape, caches = self.shape_of(values), self.machine.caches
         iterations = shape.panel_groups * shape.blocks
         panels = iterations * shape.share  # panels times blocks of tiles
         every_channel = shape.channels * shape.channel_blocks
 
         # The transforms, in vectors of one tile.
-        before, after = _transform_operations(shape.outputs)
-        seen = float(iterations * shape.tiles * every_channel // shape.channel_lanes)
-        finished = float(panels * shape.tiles * shape.vectors)
+        before = _by_outputs(lambda outputs: _transform_operations(outputs)[0], shape.outputs)
+        after = _by_outputs(lambda outputs: _transform_operations(outputs)[1], shape.outputs)
+        seen = 1.0 * (iterations * shape.tiles * every_channel // shape.channel_lanes)
+        finished = 1.0 * (panels * shape.tiles * shape.vectors)
         moved_in, moved_out = seen * shape.elements, finished * shape.outputs**2
         transforms = seen * 2 * shape.side * before + finished * (shape.side + shape.outputs) * after
-        between = 0.0 if shape.in_registers else moved_in + finished * shape.side * shape.outputs
+        between = select(shape.in_registers, 0.0, moved_in + finished * shape.side * shape.outputs)
         lines = moved_in + finished * shape.elements
-        unhidden = lines * (_UNHIDDEN if shape.in_registers else _UNHIDDEN_TWICE)
+        unhidden = lines * select(shape.in_registers, _UNHIDDEN, _UNHIDDEN_TWICE)
 
         # The products, in steps of a register tile.
-        register_tiles = float(panels * shape.channel_blocks * shape.elements * shape.row_tiles)
+        register_tiles = 1.0 * (panels * shape.channel_blocks * shape.elements * shape.row_tiles)
         steps = register_tiles * shape.channels
         each = shape.rows * shape.vectors
         partial = register_tiles * each
@@ -168,26 +188,25 @@ class AppliedWinograd:
         weight_bytes = shape.elements * panel * shape.channel_blocks * shape.panels.count
         scratch = (shape.seen_size + shape.products_size) * 4
         crowding = (weight_bytes / shape.panel_groups + scratch) / caches.l2_per_core
-        again = (shape.blocks - 1) * weight_bytes * min(1.0, max(0.0, 2 * crowding - 1.4))
-        reads = 1 if panel <= caches.l1 // 2 else shape.row_tiles
+        again = (shape.blocks - 1) * weight_bytes * least(1.0, most(0.0, 2 * crowding - 1.4))
+        reads = select(panel <= caches.l1 // 2, 1, shape.row_tiles)
         data_bytes = shape.seen_size * shape.channel_blocks * 4.0
         from_scratch = data_bytes * (panels + 2 * iterations) + 3.0 * partial * self.machine.line_bytes
-        beyond_l2 = max(0.0, 1 - caches.l2_per_core / 3 / scratch)
+        beyond_l2 = most(0.0, 1 - caches.l2_per_core / 3 / scratch)
         # Data that the previous kernel left in this core's L2, and data that the next kernel finds there.
-        touched = self._image_bytes * min(shape.panel_groups, self.machine.cores) + self._output_bytes
+        readers = least(shape.panel_groups, self.machine.cores)
+        touched = self._image_bytes * readers + self._output_bytes
         near = caches.keep(touched / self.machine.cores + scratch + weight_bytes / shape.panel_groups)
-        others = self._image_bytes * (
-            min(shape.panel_groups, self.machine.cores) - 1 if near else shape.panel_groups
-        )
+        others = self._image_bytes * select(near, readers - 1, shape.panel_groups)
         own = self._image_bytes * near + 2.0 * self._output_bytes
         return Terms(
-            arithmetic=transforms + moved_out * self._epilogue + steps * max(each, self.machine.chains),
+            arithmetic=transforms + moved_out * self._epilogue + steps * most(each, self.machine.chains),
             loads=lines + between + moved_out + steps * (shape.rows + shape.vectors),
             stores=moved_in + between + moved_out + partial,
             branches=steps / shape.unroll + 3.0 * register_tiles,
-            from_l2=from_scratch + weight_bytes * shape.blocks * reads + (own if near else 0.0),
-            from_l3=others + (0.0 if near else own) + beyond_l2 * from_scratch + again,
-            from_memory=float(weight_bytes),
+            from_l2=from_scratch + weight_bytes * shape.blocks * reads + select(near, own, 0.0),
+            from_l3=others + select(near, 0.0, own) + beyond_l2 * from_scratch + again,
+            from_memory=1.0 * weight_bytes,
             prefetched=_HIDDEN_WEIGHT * weight_bytes,
             iterations=iterations,
             scalar=register_tiles * 12.0 + unhidden,
@@ -221,6 +240,13 @@ def _rows(tiles: int, vectors: int, registers: int, chains: float) -> int:
         range(min(tiles, most, _MAX_ROWS), 0, -1),
         key=lambda rows: ceil_div(tiles, rows) * (max(rows * vectors, chains) + 1),
     )
+
+
+def _by_outputs(known: Callable[[int], float], outputs: Number) -> Number:
+    """What is known of each number of outputs."""
+    if not isinstance(outputs, np.ndarray):
+        return known(outputs)
+    return np.array([known(n) if n in POINTS else 0 for n in range(max(POINTS) + 1)])[outputs]
 
 
 @lru_cache(maxsize=8)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from typing import Any
 
 from tilewright import te
 from tilewright.dtypes import DType
@@ -30,76 +31,77 @@ from tilewright.space.space import Config
 from tilewright.space.templates.cpu.straight_line import times_vector
 from tilewright.space.templates.cpu.window import WindowConvolution
 from tilewright.support.arith import ceil_div
+from tilewright.support.batch import Number, Truth, select
 
 
 @dataclass(frozen=True)
 class WinogradTiling:
-    """The numbers that follow from a config."""
+    """The numbers that follow from a config; of many configs, arrays of them."""
 
-    outputs: int  # of a tile along one axis: m
-    tiles_y: int
-    tiles_x: int
+    outputs: Number  # of a tile along one axis: m
+    tiles_y: Number
+    tiles_x: Number
     images: int
-    tiles: int  # in a block
-    rows: int
-    vectors: int
-    channels: int  # in a block, padded to whole vectors
-    channel_blocks: int
+    tiles: Number  # in a block
+    rows: Number
+    vectors: Number
+    channels: Number  # in a block, padded to whole vectors
+    channel_blocks: Number
     channel_lanes: int
-    panels: Tiles  # of the output's channels
-    share: int  # panels in a parallel iteration
-    in_registers: bool  # whether a transform keeps its intermediate matrix in registers
+    panels: Any  # of the output's channels
+    share: Number  # panels in a parallel iteration
+    in_registers: Truth  # whether a transform keeps its intermediate matrix in registers
     in_line: int  # elements of a cache line
 
     @property
-    def side(self) -> int:
+    def side(self) -> Number:
         return self.outputs + TAPS - 1
 
     @property
-    def elements(self) -> int:
+    def elements(self) -> Number:
         return self.side**2
 
     @property
-    def all_tiles(self) -> int:
+    def all_tiles(self) -> Number:
         return self.images * self.tiles_y * self.tiles_x
 
     @property
-    def blocks(self) -> int:
+    def blocks(self) -> Number:
         return ceil_div(self.all_tiles, self.tiles)
 
     @property
-    def panel_groups(self) -> int:
+    def panel_groups(self) -> Number:
         return ceil_div(self.panels.count, self.share)
 
     @property
-    def row_tiles(self) -> int:
+    def row_tiles(self) -> Number:
         return ceil_div(self.tiles, self.rows)
 
     @property
-    def kept_panels(self) -> int:
+    def kept_panels(self) -> Number:
         """Panels whose products are held at once."""
-        return self.share if self.channel_blocks > 1 else 1
+        return select(self.channel_blocks > 1, self.share, 1)
 
     @property
-    def unroll(self) -> int:
+    def unroll(self) -> Number:
         return min(4, self.channel_lanes)
 
     @property
-    def channel_vectors(self) -> int:
+    def channel_vectors(self) -> Number:
         return self.channels // self.channel_lanes
 
     @property
-    def stride(self) -> int:
+    def stride(self) -> Number:
         """Vectors between consecutive tiles: an odd number, so that one element of many tiles spreads over all cache
         sets."""
         return self.elements | 1
 
     @property
-    def seen_size(self) -> int:
+    def seen_size(self) -> Number:
         return self.stride * self.tiles * self.channels
 
     @property
-    def products_size(self) -> int:
+    def products_size(self) -> Number:
         return self.stride * self.row_tiles * self.rows * self.kept_panels * self.panels.size
 
 

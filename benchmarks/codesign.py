@@ -90,16 +90,9 @@ def agreement(folder: Path) -> list[str]:
     return lines
 
 
-def ranks(values: np.ndarray) -> np.ndarray:
-    """From 0; equal values share the mean of theirs."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return np.asarray((last - (counts + 1) / 2.0)[inverse])
-
-
 def firesim(folder: Path) -> list[str]:
     """Lines of Markdown: cycles on Gemmini's RTL against the model's, without a learned correction."""
-    from tilewright.codesign.data import read_points
+    from tilewright.codesign.data import read_points, spearman
     from tilewright.codesign.model import Model
 
     lines = [
@@ -114,11 +107,9 @@ def firesim(folder: Path) -> list[str]:
         points = points.take(np.maximum(points.mappings.rows, points.mappings.columns) <= FIRESIM_DIM)
         cycles = Model().estimate(points.nests, points.mappings, points.hardware).cycles.value
         measured = points.targets["gemmini_cycle"]
-        spearman = np.corrcoef(ranks(cycles), ranks(measured))[0, 1]
+        rank = spearman(cycles, measured)
         error = np.abs(cycles / measured - 1.0).mean()
-        lines.append(
-            f"| {name} | {len(points):,} | {len(set(points.layers()))} | {spearman:.3f} | {error:.1%} |"
-        )
+        lines.append(f"| {name} | {len(points):,} | {len(set(points.layers()))} | {rank:.3f} | {error:.1%} |")
     return lines
 
 

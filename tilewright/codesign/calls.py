@@ -1,17 +1,20 @@
 """Cycles of Gemmini's RTL for a mapping, counted from what the RTL executes.
 
 A mapping runs as a sequence of *calls* of Gemmini's looping instructions, one for each DRAM tile. The controller loads
-the inputs and the weights of a call row by row, lets the array compute blocks, and stores rows of outputs; loads
-overlap with computation. So a call takes the longest of
+the inputs and the weights of a call row by row, lets the array compute blocks, and stores rows of outputs when their
+reduction is complete; loads and stores overlap with computation. So a call takes the longest of
 
     issue      cycles to issue one call, however small it is
     compute    for each block of weights the pixels that stream through it, at least `least_run` of the array's side,
                because weights of the next block are loaded meanwhile
-    transfer   rows of inputs, weights and outputs, each with its own cost, however many words a row has; a row of
-               weights in a memory page of its own costs a page miss
+    load       rows of inputs and weights, each with its own cost, however many words a row has; a row of weights
+               also costs a part of a page miss, as many as rows begin in a page of memory
+    store      rows of outputs, in the last call of a reduction
 
-and the first call has nothing to overlap with. Four rules of the programs that were measured, found in the residuals of
-the measured rows:
+and the first call has nothing to overlap with. These are cycles of the RTL that others measured with FireSim;
+`codegen/gemmini/cycles.py` simulates the RTL of this repository, whose constants differ.
+
+Four rules of the programs that were measured, found in the residuals of the measured rows:
 
     the array is as large as the mapping's larger spatial factor, rounded up to 4, 8 or 16;
     a tile of a matmul is given in whole blocks of 16, and counts blocks of the array;
@@ -85,6 +88,7 @@ class Calls:
     sizes: tuple[Tile, ...]  # whole tiles, then those at the right and lower borders
     words: np.ndarray  # [rows, 7]: iterations of each loop in one tile
     pages: np.ndarray  # of weights in a call
+    stores: np.ndarray  # the share of calls that store outputs: the last one of a reduction
     scratchpad: np.ndarray  # share of it that one call's tiles have
     accumulator: np.ndarray
 
@@ -107,11 +111,9 @@ class Calls:
         deep = np.where(matmul, blocks[:, C], np.ceil(words[:, C] / side))
         wide = np.where(matmul, blocks[:, K], np.ceil(words[:, K] / side))
         taps = words[:, R] * words[:, S]
-        repeats = np.where(
-            matmul,
-            np.ceil(of_array[:, C] / blocks[:, C]) * np.ceil(of_array[:, K] / blocks[:, K]),
-            outer[:, C] * outer[:, K],
-        ) * (outer[:, R] * outer[:, S])
+        parts_deep = np.where(matmul, np.ceil(of_array[:, C] / blocks[:, C]), outer[:, C])
+        parts_wide = np.where(matmul, np.ceil(of_array[:, K] / blocks[:, K]), outer[:, K])
+        repeats = parts_deep * parts_wide * outer[:, R] * outer[:, S]
         image = np.maximum(extents[:, P], extents[:, Q]) + (extents[:, R] % 2 == 0)
         across = _parts(
             np.where(matmul, extents[:, P], image),
@@ -143,37 +145,38 @@ class Calls:
             side,
             tuple(sizes),
             words,
-            taps * channels * (np.minimum(extents[:, K] / PAGE, 1.0) == 1.0),
+            taps * channels * np.minimum(extents[:, K] / PAGE, 1.0),
+            1.0 / (outer[:, R] * outer[:, S] * parts_deep),
             (sizes[0].inputs + sizes[0].weights) * side / hardware.scratchpad,
             sizes[0].outputs * side / hardware.accumulator,
         )
 
     def take(self, rows: np.ndarray) -> Calls:
         sizes = tuple(Tile(*(column[rows] for column in size)) for size in self.sizes)
-        columns = (self.words, self.pages, self.scratchpad, self.accumulator)
+        columns = (self.words, self.pages, self.stores, self.scratchpad, self.accumulator)
         return Calls(self.matmul[rows], self.side[rows], sizes, *(column[rows] for column in columns))
 
-    def parts(self, size: Tile, constants: Constants) -> tuple[np.ndarray, np.ndarray]:
-        """The cycles of one call for computation, and for transfers."""
+    def parts(self, size: Tile, constants: Constants) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Cycles of one call for computing, for loads, and for stores if it is one that stores."""
         whole = np.floor(size.width / self.side)
         rest = size.width - whole * self.side
         run = whole * self.side + np.where(rest > 0, np.maximum(rest, constants.least_run * self.side), 0.0)
         transfer = (
             constants.input_row * size.inputs
             + constants.weight_row * size.weights
-            + constants.output_row * size.outputs
             + constants.page_miss * self.pages
         )
-        return size.runs * run, transfer
+        return size.runs * run, transfer, constants.output_row * size.outputs
 
     def _of_one_kind(self, constants: Constants) -> np.ndarray:
         total = np.zeros(len(self.side))
         for index, size in enumerate(self.sizes):
-            compute, transfer = self.parts(size, constants)
+            compute, transfer, store = self.parts(size, constants)
             longest = np.maximum(np.maximum(compute, transfer), constants.issue)
-            total += size.calls * (longest + constants.between)
+            stalled = np.maximum(store - longest, 0.0) * self.stores
+            total += size.calls * (longest + stalled + constants.between)
             if index == 0:
-                total += np.minimum(compute, transfer)
+                total += np.minimum(compute, transfer) + store
         return total
 
     def cycles(self, fitted: Fitted) -> np.ndarray:

@@ -96,6 +96,16 @@ def read_points(path: Path, targets: Sequence[str]) -> Points:
     )
 
 
+def spearman(left: np.ndarray, right: np.ndarray) -> float:
+    """The correlation of ranks; equal values share the mean of theirs."""
+    return float(np.corrcoef(_ranks(left), _ranks(right))[0, 1])
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return np.asarray((np.cumsum(counts) - (counts + 1) / 2.0)[inverse])
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[TextIO]:
     try:

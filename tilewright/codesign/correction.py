@@ -106,9 +106,9 @@ class Correction:
         fitted: Fitted | None = None,
         automatic: Points | None = None,
     ) -> Correction:
-        """Fit a correction to measured rows, with the target `gemmini_cycle`: the constants to random mappings, if there are any,
-        and the remaining error to all of them. `automatic`: the library's mappings. `fitted`: constants that are known
-        already. Raises MeasuredDataError if the rows have several arrays, or are too few."""
+        """Fit a correction to measured rows, with the target `gemmini_cycle`: the constants to random mappings, if
+        there are any, and the remaining error to all of them. `automatic`: the library's mappings. `fitted`: constants
+        that are known already. Raises MeasuredDataError if the rows have several arrays, or are too few."""
         dims = set(found.hardware.dim.tolist())
         if len(dims) != 1 or len(found) < _MIN_ROWS:
             raise MeasuredDataError(

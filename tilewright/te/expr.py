@@ -202,9 +202,9 @@ class Var(Expr):
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        if other.__class__ is not Var:
+        if type(other) is not Var:
             return NotImplemented
-        return self.name == other.name and self.extent == other.extent  # type: ignore[attr-defined]
+        return self.name == other.name and self.extent == other.extent
 
     def __hash__(self) -> int:
         known: int | None = self.__dict__.get("_hash")

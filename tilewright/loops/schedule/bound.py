@@ -140,7 +140,9 @@ def _own_part(
             remedy="bind the loops of its axes separately",
         )
     own = {atom: c for atom, c in form.terms.items() if atom not in bound}
-    share = sorted((bound[atom], c) for atom, c in form.terms.items() if atom in bound)
+    share = sorted(
+        (bound[atom], c) for atom, c in form.terms.items() if isinstance(atom, te.Var) and atom in bound
+    )
     return Linear(own, form.constant).expr(), tuple(share)
 
 

@@ -143,7 +143,7 @@ class AppliedWinograd:
         """The panels as `Tiles`; of many configs, their sizes and counts."""
         width = vectors * self.lanes
         if isinstance(width, np.ndarray):
-            return PanelCounts(width, ceil_div(self.convolution.output.extent, width))
+            return PanelCounts(width, -(-self.convolution.output.extent // width))
         return Tiles(self.convolution.output, width)
 
     def _rows_of(self, tiles: Number, vectors: Number) -> Number:

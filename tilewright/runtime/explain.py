@@ -132,7 +132,7 @@ class Explanation(msgspec.Struct, frozen=True):
             lines.append(("paired", f"{text}, the rest are computed product by product"))
         if self.fusion is not None:
             lines.append(("fusion", str(self.fusion)))
-            lines += [("not fused", str(group)) for group in self.fusion.refused[:_REFUSED]]
+            lines += [("unfused", str(group)) for group in self.fusion.refused[:_REFUSED]]
         if self.accelerator:
             lines.append(("gemmini", self.accelerator))
         kinds = Counter(row.origin.kind for row in self.rows)

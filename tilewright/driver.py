@@ -161,7 +161,7 @@ def compile(
     - `budget`: the maximum time for measuring, in seconds or as text ("5m"). `seed`: the seed of the search.
     - `search`: which search proposes candidates: "guided" (the default), "evolution", "annealing", "random",
       "exhaustive", or one that was registered. `cost_model`: which model ranks them: "boosted" (the default), which
-      learns from every trial, "analytical", which does not, or one that was registered (docs/08-extending.md).
+      learns from every trial, "analytical", which does not, or one that was registered (docs/07-extending.md).
     - `allocation`: which task is measured next: "gradient" (the default) takes the one with the largest expected
       gain, "heaviest" the slowest one, "round-robin" each in turn.
     - `partition`: how operators are grouped into kernels: "dynamic" (the default) finds the groups with the least total

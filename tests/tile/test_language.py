@@ -1,5 +1,5 @@
 # ruff: noqa: B007, C416, F821, F841
-"""Control flow, device functions, specialisation, prints; and every mistake of a user, shown at the user's line."""
+"""Control flow; and every mistake of a user, shown at the user's line."""
 
 from __future__ import annotations
 
@@ -12,16 +12,10 @@ import pytest
 
 import tilewright
 import tilewright.tile as tl
+from tests.tile.kernels import value_of
 from tilewright import errors
 
 WIDTH = 8
-
-
-def value_of(kernel: Any, *args: Any, size: int = 1, dtype: Any = np.int32, **kwargs: Any) -> list[Any]:
-    """What a kernel stores through its first parameter."""
-    out = np.zeros(size, dtype)
-    kernel[1](out, *args, **kwargs)
-    return out.tolist()
 
 
 # -- control flow -----------------------------------------------------------------------------------------------------
@@ -194,85 +188,6 @@ def test_a_loop_with_a_break_up_to_the_largest_integer_ends() -> None:
 @pytest.mark.parametrize(("n", "wanted"), [(25, [3, 0]), (15, [2, 7]), (5, [2, 7]), (-1, [2, 0])])
 def test_early_returns(n: int, wanted: list[int]) -> None:
     assert value_of(early, n, size=2) == wanted
-
-
-# -- device functions, constants from outside, specialisation ---------------------------------------------------------
-
-
-def minmax(x, y):
-    return tl.minimum(x, y), tl.maximum(x, y)
-
-
-@tilewright.kernel
-def clamp(x, low=0, HIGH: tl.constexpr = 9):
-    if HIGH is None:
-        return tl.maximum(x, low)
-    return tl.minimum(tl.maximum(x, low), HIGH)
-
-
-@tilewright.kernel
-def calls(out, a, b):
-    small, big = minmax(a, b)
-    tl.store(out + 0, small)
-    tl.store(out + 1, big)
-    tl.store(out + 2, clamp(big))
-    tl.store(out + 3, clamp(x=big, HIGH=None))
-
-
-def twice(x):
-    y = x
-    return y, x
-
-
-@tilewright.kernel
-def aliases(out, a):
-    p, q = twice(a + 1)
-    tl.store(out, p * 10 + q)
-
-
-def test_two_names_of_one_value() -> None:
-    assert value_of(aliases, 2) == [33]
-    assert "%y = add" in str(aliases.program(np.zeros(1), 2))
-
-
-def test_device_functions() -> None:
-    assert value_of(calls, 12, -3, size=4) == [-3, 12, 9, 12]
-
-
-@tilewright.kernel
-def uses_global(out):
-    tl.store(out + tl.arange(0, WIDTH), tl.arange(0, WIDTH))
-
-
-def test_a_constant_from_outside_that_changes_compiles_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert value_of(uses_global, size=8) == list(range(8))
-    monkeypatch.setitem(globals(), "WIDTH", 4)
-    assert value_of(uses_global, size=8) == [0, 1, 2, 3, 0, 0, 0, 0]
-
-
-@tilewright.kernel
-def types(out, n, x):
-    tl.static_print(n.dtype, x.dtype, out.dtype.element_ty)
-    tl.store(out, n)
-
-
-def test_numbers_have_the_types_that_the_semantics_say(capsys: pytest.CaptureFixture[str]) -> None:
-    assert value_of(types, 2**40, 1.5, dtype=np.int64) == [2**40]
-    assert value_of(types, 5, True, dtype=np.float32) == [5.0]
-    assert value_of(types, 6, False, dtype=np.float32) == [6.0]
-    assert capsys.readouterr().out.splitlines() == ["i64 f32 i64", "i32 bool f32"], (
-        "compiled once for each type"
-    )
-
-
-@tilewright.kernel
-def prints(out):
-    tl.device_print("id", tl.program_id(0), tl.arange(0, 2))
-
-
-def test_device_print(capsys: pytest.CaptureFixture[str]) -> None:
-    prints[2](np.zeros(1))
-    assert capsys.readouterr().out == "(0, 0, 0) id 0 [0 1]\n(1, 0, 0) id 1 [0 1]\n"
 
 
 # -- mistakes while compiling -----------------------------------------------------------------------------------------
@@ -596,6 +511,11 @@ def test_a_mistake_is_shown_at_its_place(kernel: Any, kind: type, message: str, 
 
 
 # -- mistakes at the launch -------------------------------------------------------------------------------------------
+
+
+@tilewright.kernel
+def uses_global(out):
+    tl.store(out + tl.arange(0, WIDTH), tl.arange(0, WIDTH))
 
 
 @pytest.mark.parametrize(

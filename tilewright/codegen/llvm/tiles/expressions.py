@@ -404,8 +404,8 @@ class Expressions:
     def address(self, op: Op, location: Location) -> tuple[Chunk, Chunk | None]:
         """The addresses of an access, and its mask."""
         if op.name in ("load", "store") or op.name in ATOMICS:
-            mask = mask_of(op)
-            return self.at(op.operands[0], location), None if mask is None else self.at(mask, location)
+            given = mask_of(op)
+            return self.at(op.operands[0], location), None if given is None else self.at(given, location)
         pointer: BlockPointer = self.env[op.operands[0]]
         builder, size = self.builder, pointer.type.dtype.bytes
         address, step, mask = pointer.base, 0, None

@@ -116,7 +116,7 @@ class Database:
 
     def decide(self, decision: Decision) -> None:
         """Store a decision. A winner without a time, whose last runs all failed, is not stored."""
-        if math.isfinite(decision.seconds):
+        if 0 < decision.seconds < math.inf:
             self.write([row_of_decision(decision)])
 
     def decision(self, key: Key) -> Decision | None:

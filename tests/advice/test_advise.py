@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,11 @@ from torch import nn
 
 import tilewright
 from tests.cli.inprocess import run_here
+from tilewright.db.database import Database
+from tilewright.graph.task import Partition
 from tilewright.hw.gpu import H200
+from tilewright.targets.cpu import CpuTarget
+from tilewright.targets.target import Cutting
 
 
 def small() -> tuple[nn.Module, tuple[torch.Tensor]]:
@@ -45,6 +51,33 @@ def test_without_the_device() -> None:
         tilewright.OptionError, match="advice is measured, and the target is not this machine"
     ):
         tilewright.advise(model, inputs, target=H200)
+
+
+@pytest.mark.parametrize("partition", ["dynamic", "greedy"])
+def test_the_model_is_cut_as_compile_cuts_it(
+    partition: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "tuning.sqlite"
+    Database.open(path).close()
+    seen: list[Cutting] = []
+    cut = CpuTarget.partition
+
+    def recorded(*given: Any, **named: Any) -> Partition:
+        seen.append(named["cutting"])
+        return cut(*given, **named)
+
+    monkeypatch.setattr(CpuTarget, "partition", recorded)
+    model, inputs = small()
+    options = {"partition": partition, "threads": 1, "db": path, "target": "cpu"}
+    tilewright.compile(model, inputs, **options)
+    tilewright.advise(model, inputs, budget=1e-6, **options)
+    assert seen == [Cutting(partition, 1, path)] * 2
+
+
+def test_another_partition_is_refused() -> None:
+    model, inputs = small()
+    with pytest.raises(tilewright.OptionError, match="partition must be one of 'dynamic', 'greedy'"):
+        tilewright.advise(model, inputs, partition="magic")
 
 
 def test_a_spent_budget_is_said() -> None:

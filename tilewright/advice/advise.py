@@ -26,7 +26,7 @@ from tilewright.support.layers import fused_name, shared_name
 from tilewright.support.trace import Trace
 from tilewright.targets.options import CompileOptions, resolve_numerics
 from tilewright.targets.resolve import resolve_target
-from tilewright.targets.target import Target, computed
+from tilewright.targets.target import Cutting, Target, computed
 from tilewright.tune.choose import Choice, choose
 from tilewright.tune.effort import parse_duration
 from tilewright.tune.known import known_choices
@@ -99,6 +99,7 @@ def advise(
     budget: float | str = "2m",
     numerics: str | None = None,
     threads: int | None = None,
+    partition: str = "dynamic",
     db: str | Path | None = None,
     trace: Trace | None = None,
 ) -> Advice:
@@ -116,7 +117,7 @@ def advise(
     if isinstance(layers, bool) or not isinstance(layers, int) or layers < 1:
         raise OptionError(f"layers={layers!r} must be a whole number, 1 at least")
     seconds = parse_duration(budget)
-    CompileOptions(numerics=numerics, threads=threads, db=db).check()
+    CompileOptions(numerics=numerics, threads=threads, partition=partition, db=db).check()
     model = frontend.opened(model)
     example_inputs = joined(example_inputs, example_kwargs)
     resolved = resolve_target(target, model, example_inputs)
@@ -128,15 +129,14 @@ def advise(
     numerics = resolve_numerics(numerics, resolved)
     trace = trace or Trace.off()
     imported = frontend.import_model(model, example_inputs)
-    partition = resolved.partition(imported, numerics, trace)
+    count, database = resolved.threads(threads), None if db is None else Path(db)
+    cut = resolved.partition(imported, numerics, trace, cutting=Cutting(partition, count, database))
     named: dict[str, list[str]] = {}
-    for call in partition.calls:
+    for call in cut.calls:
         named.setdefault(call.task.key, []).append(fused_name(call.layers) or call.name)
-    count = resolved.threads(threads)
     with closing(resolved.runner(count)) as runner:
-        database = None if db is None else Path(db)
         measure = _Measure(resolved, numerics, count, runner, time.monotonic() + seconds, database)
-        return _advice(computed(partition), named, layers, resolved.machine, measure, trace)
+        return _advice(computed(cut), named, layers, resolved.machine, measure, trace)
 
 
 class _OutOfTime(Exception):

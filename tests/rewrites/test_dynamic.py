@@ -143,6 +143,31 @@ def test_beyond_the_limits_greedy_fusion_is_used_and_says_so() -> None:
     assert "greedy fusion instead of dynamic programming: more than 1 states" in str(report)
 
 
+def test_groups_beyond_the_limit_are_dropped_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = x_input(32, 64)
+    for number in range(3):
+        x = linear(x, 64, number)
+    costs = ByLabel({"matmul+matmul": 1e-4, "matmul+matmul+matmul": 1e-9})
+    assert labels(partition(graph_of(x), costs=costs)) == ["matmul+matmul+matmul"]
+    monkeypatch.setattr(units, "MAX_GROUPS", 1)
+    found = partition(graph_of(x), costs=costs)
+    assert sorted(labels(found)) == ["matmul", "matmul+matmul"]
+    assert found.fusion is not None
+    assert found.fusion.note == "more than 1 groups with one output; the larger ones are not considered"
+
+
+def test_every_limit_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(units, "MAX_GROUPS", 1)
+    monkeypatch.setattr("tilewright.rewrites.dynamic.MAX_LARGER", 1)
+    x = x_input(32, 64)
+    for number in range(3):
+        x = linear(x, 64, number)
+    found = partition(graph_of(x), costs=ByLabel({"matmul+matmul": 1e-4}))
+    assert found.fusion is not None
+    assert "more than 1 groups with one output" in found.fusion.note
+    assert "more than 1 larger groups" in found.fusion.note
+
+
 def test_a_graph_with_too_many_units(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tilewright.rewrites.dynamic.MAX_UNITS", 1)
     block = linear(linear(x_input(32, 64), 128), 64, seed=1)

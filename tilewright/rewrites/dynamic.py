@@ -112,7 +112,7 @@ class _Search:
         self._tasks: dict[object, Task] = {}
         self._prices: dict[object, Price | None] = {}
         self._refused: dict[object, RefusedGroup] = {}
-        self.note = ""
+        self._notes: dict[str, None] = {}
         self.states = self.asked = 0
         self.single = [_Option((unit,), False, self._signature((unit,))) for unit in units.all]
         self.greedy = self._of_greedy(greedy)
@@ -177,7 +177,7 @@ class _Search:
 
     def _is_legal(self, signature: object, units: Sequence[Unit]) -> bool:
         if len(self.larger) >= MAX_LARGER:
-            self.note = f"more than {MAX_LARGER} larger groups; others are not used"
+            self._notes[f"more than {MAX_LARGER} larger groups; others are not used"] = None
             return False
         if signature not in self._legal:
             self._legal[signature] = self._costs.can_compute(self._task(signature, units))
@@ -208,7 +208,7 @@ class _Search:
             # Without a time there is nothing to compare: it is used where greedy fusion made it, and nowhere else.
             option.is_legal, option.seconds = option.is_greedy, 0.0
             if option.is_greedy:
-                self.note = "some groups have no time and stay as greedy fusion makes them"
+                self._notes["some groups have no time and stay as greedy fusion makes them"] = None
             return
         is_sure = option.is_greedy or option.price.measured
         option.seconds = option.price.seconds * (1.0 if is_sure else 1.0 + MARGIN)
@@ -238,7 +238,7 @@ class _Search:
                 return chosen
             for option in unknown:
                 if option.signature not in self._prices and self.asked >= MAX_ASKED:
-                    self.note = f"priced {MAX_ASKED} larger groups; the rest were skipped"
+                    self._notes[f"priced {MAX_ASKED} larger groups; the rest were skipped"] = None
                     option.is_legal = False
                     continue
                 self.asked += option.signature not in self._prices
@@ -307,7 +307,7 @@ class _Search:
             baseline,
             self.states,
             len(self._prices),
-            self.note,
+            "; ".join([*([self._units.note] if self._units.note else []), *self._notes]),
             tuple(rows.values()),
             tuple(self._refused.values()),
         )

@@ -204,7 +204,7 @@ class FusionReport(msgspec.Struct, frozen=True):
     greedy_seconds: float = 0.0
     states: int = 0
     priced: int = 0  # distinct groups that were priced
-    note: str = ""  # why greedy fusion was used instead
+    note: str = ""  # why greedy fusion was used instead, or which groups a limit left out
     considered: tuple[GroupReport, ...] = ()
     refused: tuple[RefusedGroup, ...] = ()
 

@@ -25,7 +25,7 @@ from tilewright.rewrites import endings
 from tilewright.rewrites.fuse import Fused, Group
 from tilewright.rewrites.oracle import ExplainsRefusals, GroupCosts, Price
 from tilewright.rewrites.units import Unit, Units
-from tilewright.runtime.plan import FusionReport, GroupReport, RefusedGroup
+from tilewright.runtime.plan import FusionReport, GroupReport, PartReport, RefusedGroup
 from tilewright.support.layers import merged
 
 MARGIN = 0.05  # a predicted gain below this share of a group's time does not count
@@ -279,6 +279,7 @@ class _Search:
         covered = [option for option in (*self.single, *self.greedy) if option.is_greedy]
         compared = {unit for option in (*self.greedy, *self.larger) for unit in option.units}
         taken = {option.bits for option in chosen}
+        owner = {unit.number: option for option in chosen for unit in option.units}
         seconds = sum((_plain(option) for option in chosen if compared.issuperset(option.units)), 0.0)
         baseline = sum((_plain(option) for option in covered if compared.issuperset(option.units)), 0.0)
         rows: dict[tuple[str, bool], GroupReport] = {}
@@ -288,6 +289,11 @@ class _Search:
             task = self._task(option.signature, option.units)
             used = option.bits in taken
             known = rows.get((task.key, used))
+            parts, rest = [self.single[unit.number] for unit in option.units], []
+            if not used:
+                parts = list(dict.fromkeys(owner[unit.number] for unit in option.units))
+                besides = (unit for part in parts for unit in part.units if unit not in option.units)
+                rest = [self.single[unit.number] for unit in besides]
             rows[task.key, used] = GroupReport(
                 task.label,
                 _shape(task),
@@ -297,6 +303,10 @@ class _Search:
                 sum(_plain(self.single[unit.number]) for unit in option.units),
                 option.price.measured,
                 1 if known is None else known.calls + 1,
+                _layers(option.units),
+                self._parts(parts),
+                self._parts(rest),
+                MARGIN,
             )
         return FusionReport(
             "dynamic",
@@ -311,6 +321,16 @@ class _Search:
             tuple(rows.values()),
             tuple(self._refused.values()),
         )
+
+    def _parts(self, options: Sequence[_Option]) -> tuple[PartReport, ...]:
+        """What each of these costs; nothing if that is not known of all."""
+        found = []
+        for option in options:
+            if option.price is None:
+                return ()
+            label = self._task(option.signature, option.units).label
+            found.append(PartReport(label, option.price.seconds, option.price.measured))
+        return tuple(found)
 
 
 def _plain(option: _Option) -> float:

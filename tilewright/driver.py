@@ -47,8 +47,8 @@ from tilewright.targets.options import (
     resolve_task_latency,
 )
 from tilewright.targets.resolve import resolve_target
-from tilewright.targets.stages import Chosen, build_plan, choose_implementations
-from tilewright.targets.target import Choices, Share, Target, boundary, computed, together, unshared
+from tilewright.targets.stages import Chosen, build_plan, choose_implementations, tunable_tasks
+from tilewright.targets.target import Choices, Share, Target, boundary, computed, unshared
 from tilewright.tune.allocate import Combine, Goal, Objective
 from tilewright.tune.choose import Choice
 from tilewright.tune.effort import KNOWN, Tuning
@@ -270,7 +270,8 @@ def choose_together(
         Goal({key: count for key, (_, count) in computed(partition).items()}, seconds)
         for partition, seconds in zip(partitions, latencies, strict=True)
     )
-    wanted = Objective(goals, resolve_task_latency(task_latency, together(partitions)), objective)
+    enough = resolve_task_latency(task_latency, tunable_tasks(partitions, settings.target))
+    wanted = Objective(goals, enough, objective)
     return choose_implementations(settings, partitions, objective=wanted)
 
 

@@ -75,7 +75,7 @@ class Boosted:
     ) -> None:
         assert objective in OBJECTIVES, objective
         self._analytical = Analytical(candidates, threads)
-        self._encoder = Encoder(threads)
+        self._encoder = Encoder()
         self._objective, self._prior, self._seed = objective, prior, seed
         self._times: dict[Config, list[float]] = {}
         self._validity = Validity()

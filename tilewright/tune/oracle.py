@@ -64,7 +64,7 @@ class PredictedCosts:
         """A contraction needs a template: the default program would be too slow to compare."""
         found = _prediction(task, self.machine, self.numerics)
         if _has_contraction(task):
-            return any(next(iter(applied.space.configs()), None) is not None for applied in found.applied)
+            return any(applied.space.first is not None for applied in found.applied)
         return found.work.formula is not None
 
     def refusal(self, task: Task) -> str | None:

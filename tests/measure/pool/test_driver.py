@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from tests.faults.candidates import product
-from tests.measure.pool.threads import LABEL, TestBuilder, TestTimer, ThreadWorkers, seconds_of
+from tests.measure.pool.threads import LABEL, Handle, TestBuilder, TestTimer, ThreadWorkers, seconds_of
 from tilewright.errors import MeasurementError, PoolError
 from tilewright.hw import host
 from tilewright.measure.building import Made
@@ -21,7 +21,15 @@ from tilewright.measure.failed import Failed
 from tilewright.measure.pool.connection import seed_of
 from tilewright.measure.pool.driver import PoolRunner
 from tilewright.measure.pool.turns import Stopwatch
-from tilewright.measure.pool.wire import Hello, TrialRequest, encode, pool_job, request_name
+from tilewright.measure.pool.wire import (
+    BuildAnswer,
+    BuildRequest,
+    Hello,
+    TrialRequest,
+    encode,
+    pool_job,
+    request_name,
+)
 from tilewright.measure.single import Built
 from tilewright.measure.trial import TaskJob
 from tilewright.space.candidates import Candidates
@@ -259,6 +267,29 @@ def test_all_nodes_are_in_trouble(job: TaskJob, configs: list[Config]) -> None:
         assert runner.measure(job, configs[:1]) == []
         assert runner.given_again == 2
         assert any("given up after 3 attempts: the disk is full" in note for note in runner.notes)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["other configs", "equal configs"])
+def test_builds_of_another_job_that_fail_cost_this_one_nothing(
+    job: TaskJob, configs: list[Config], shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tilewright.measure.pool.workers._PAUSE", 0.01)
+    other = TaskJob.of(Work(product(16, 24, 40), host()), 1)
+
+    class Picky(TestBuilder):
+        def _built(self, request: BuildRequest, watch: Stopwatch) -> tuple[bytes, bytes]:
+            if request.job == pool_job(other):
+                return encode(BuildAnswer(trouble="not this job")), b""
+            return super()._built(request, watch)
+
+    workers = pool(lambda: TestTimer("node0", lambda request, watch: time.sleep(0.2)), builders=())
+    workers.handles["builder/node0/0"] = Handle(lambda: Picky("node0", _MADE))
+    mine = configs[:4]
+    with Driver(workers) as runner:
+        runner.prepare(other, mine[:2] if shared else configs[4:6])
+        assert seconds(runner, job, mine) == expected(job, mine)
+        assert runner.measure(other, mine[:1]) == []
+    assert any("given up after 3 attempts: not this job" in note for note in runner.notes)
 
 
 def test_nobody_is_left(job: TaskJob, configs: list[Config]) -> None:

@@ -85,10 +85,6 @@ class BuiltCode:
     seal: bytes
 
 
-class LostWork(Exception):
-    """Every worker that could do this work item has failed."""
-
-
 class PoolRunner:
     """Measures configs on the devices of a pool. `user`: devices are shared fairly among users. `seed`: of the
     validation inputs. `note`: called with problems of nodes. `patience`: seconds of work on a trial after which its
@@ -159,7 +155,7 @@ class PoolRunner:
     def build(self, job: Job, configs: Sequence[Config]) -> None:
         """Wait until these are built, or every builder has failed."""
         self.prepare(job, configs)
-        self._work_off(lambda: not any((job, config) in self._ordered for config in configs), _ignore, None)
+        self._work_off(lambda: not any((job, config) in self._ordered for config in configs), None)
 
     def measure(
         self,
@@ -179,20 +175,20 @@ class PoolRunner:
 
         def is_done() -> bool:
             for config in waiting:
-                code = self._code.get((job, config))
-                if code is None or config in asked:
+                key = (job, config)
+                code = self._code.get(key)
+                if config in asked or key in self._ordered:
                     continue
                 asked.add(config)
-                if isinstance(code, Measurement):
+                if code is None:
+                    lost.add(config)  # no builder could build it
+                elif isinstance(code, Measurement):
                     found[config] = code
                 else:
-                    self._queue.append(self._trial(job, config, code, best, found))
-            return len(found) + len(lost) == len(waiting)
+                    self._queue.append(self._trial(job, config, code, best, found, lost))
+            return len(found.keys() | lost) == len(waiting)
 
-        def give_up(work: Work) -> None:
-            lost.add(work.key[1])
-
-        self._work_off(is_done, give_up, deadline)
+        self._work_off(is_done, deadline)
         self._forget_code()
         return [found[config] for config in configs if config in found]
 
@@ -209,9 +205,7 @@ class PoolRunner:
         raced: list[Mapping[Config, tuple[float, ...]]] = []
         for group in groups:
             self._queue.append(self._race(job, group, seconds * len(group) / len(running), raced))
-        wanted = len(groups)
-        lost: list[Work] = []
-        self._work_off(lambda: len(raced) + len(lost) == wanted, lost.append, None)
+        self._work_off(lambda: len(raced) == len(groups), None)
         times = comparable(raced, anchor)
         self._forget_code()
         return [times.get(config, []) for config in configs]
@@ -261,10 +255,19 @@ class PoolRunner:
                 self._code[key] = BuiltCode(code[0], built.seal)
             return ""
 
-        self._queue.append(Work(key, name, begin, done, None, _BUILD_SECONDS))
+        def give_up() -> None:
+            self._ordered.discard(key)
+
+        self._queue.append(Work(name, begin, done, give_up, None, _BUILD_SECONDS))
 
     def _trial(
-        self, job: Job, config: Config, code: BuiltCode, best: float | None, found: dict[Config, Measurement]
+        self,
+        job: Job,
+        config: Config,
+        code: BuiltCode,
+        best: float | None,
+        found: dict[Config, Measurement],
+        lost: set[Config],
     ) -> Work:
         sent = self._as_sent(job)
         name = request_name("trial", sent.job, config, self.seed)
@@ -291,7 +294,10 @@ class PoolRunner:
             self._answered_by[name] = worker
             return ""
 
-        work = Work((job, config), name, begin, done, sent.job.described, self.patience)
+        def give_up() -> None:
+            lost.add(config)
+
+        work = Work(name, begin, done, give_up, sent.job.described, self.patience)
         return work
 
     def _race(
@@ -321,7 +327,10 @@ class PoolRunner:
             raced.append(dict(zip(configs, reply.times, strict=True)))
             return ""
 
-        return Work((job, tuple(configs)), name, begin, done, sent.job.described, self.patience + seconds)
+        def give_up() -> None:
+            raced.append(dict.fromkeys(configs, ()))
+
+        return Work(name, begin, done, give_up, sent.job.described, self.patience + seconds)
 
     def _as_sent(self, job: Job) -> _Sent:
         """The job as it is sent. The tensors of a launch are put into the pool's object store only once."""
@@ -341,9 +350,7 @@ class PoolRunner:
 
     # -- giving work out ------------------------------------------------------------------------------------------
 
-    def _work_off(
-        self, is_done: Callable[[], bool], give_up: Callable[[Work], None], deadline: float | None
-    ) -> None:
+    def _work_off(self, is_done: Callable[[], bool], deadline: float | None) -> None:
         while not is_done():
             if deadline is not None and (self.spent or time.monotonic() > deadline):
                 self._queue = deque(work for work in self._queue if work.timers is None)
@@ -352,7 +359,7 @@ class PoolRunner:
             if not self._running and self._queue:
                 self._stuck()
             for attempt, answer in self._answers():
-                self._take(attempt, answer, give_up)
+                self._take(attempt, answer)
             if time.monotonic() - self._refreshed > (_TICK if self.workers.has_news else _REFRESH_SECONDS):
                 self._refresh()
 
@@ -393,7 +400,7 @@ class PoolRunner:
         for reference, error in hanging.items():
             yield self._running.pop(reference), error
 
-    def _take(self, attempt: Attempt, answer: Any, give_up: Callable[[Work], None]) -> None:
+    def _take(self, attempt: Attempt, answer: Any) -> None:
         worker, work = attempt.worker, attempt.work
         attempt.is_answered, attempt.has_ended = not isinstance(answer, BaseException), True
         if isinstance(answer, BaseException):
@@ -422,8 +429,7 @@ class PoolRunner:
             self._queue.append(work)
         else:
             self._note(f"given up after {GIVEN} attempts: {trouble}")
-            self._ordered.discard(work.key)
-            give_up(work)
+            work.give_up()
 
     def _stuck(self) -> None:
         """No known worker can do the waiting work: refresh the list of workers. Raises MeasurementError if none can."""
@@ -479,10 +485,6 @@ class PoolRunner:
     def _forget_code(self) -> None:
         while len(self._code) > _KEPT_CODE:
             del self._code[next(iter(self._code))]
-
-
-def _ignore(work: Work) -> None:
-    """Ignore an answer; callers see that the result is missing."""
 
 
 def comparable(

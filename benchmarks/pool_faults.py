@@ -107,7 +107,7 @@ def drive(address: str, folder: Path, trials: int) -> None:
                 notes.write(json.dumps(note) + "\n")
                 notes.flush()
                 os.fsync(notes.fileno())
-                runner.acknowledge(found)
+                runner.acknowledge(job, found)
 
 
 def record_of(job: TaskJob, config: Config, times: tuple[float, ...]) -> Record:

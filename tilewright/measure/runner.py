@@ -253,7 +253,7 @@ class Runner:
         """The same for object code, whoever made it."""
         return self._interleaved(job, made, lambda numbers: Race(numbers, seconds))
 
-    def acknowledge(self, measured: Sequence[Measurement]) -> None:
+    def acknowledge(self, job: Job, measured: Sequence[Measurement]) -> None:
         """These are in the database. A local runner keeps nothing for them."""
 
     def successive_halving(

@@ -69,7 +69,7 @@ class Measuring(Protocol):
 
     def race(self, job: Job, configs: Sequence[Config], seconds: float) -> list[list[float]]: ...
 
-    def acknowledge(self, measured: Sequence[Measurement]) -> None:
+    def acknowledge(self, job: Job, measured: Sequence[Measurement]) -> None:
         """These are in the database: they need not be kept for a driver that restarts."""
 
 
@@ -326,7 +326,7 @@ class _Run:
                 with self.shield():
                     predicted = state.predict(configs)
                     self.database.add(state.tell(measured, predicted))
-                runner.acknowledge(measured)
+                runner.acknowledge(state.job, measured)
             span.note(
                 best=state.standing.best,
                 before=state.before,

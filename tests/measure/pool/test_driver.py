@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from tilewright.errors import MeasurementError, PoolError
 from tilewright.hw import host
 from tilewright.measure.building import Made
 from tilewright.measure.failed import Failed
+from tilewright.measure.measurement import Measurement
 from tilewright.measure.pool.connection import seed_of
 from tilewright.measure.pool.driver import PoolRunner
 from tilewright.measure.pool.turns import Stopwatch
@@ -25,6 +27,8 @@ from tilewright.measure.pool.wire import (
     BuildAnswer,
     BuildRequest,
     Hello,
+    RaceAnswer,
+    TrialAnswer,
     TrialRequest,
     encode,
     pool_job,
@@ -320,8 +324,83 @@ def test_a_device_that_calls_right_candidates_wrong_is_set_aside(job: TaskJob, c
     with Driver(workers) as runner:
         assert seconds(runner, job, configs) == expected(job, configs)
     assert workers.aside == {
-        f"timer/node0/{LABEL}/0": "it failed a candidate that is right on timer/node1/cpu:test/0"
+        f"timer/node0/{LABEL}/0": "it failed a candidate (wrong) that is right on timer/node1/cpu:test/0"
     }
+
+
+class Crashing(TestTimer):
+    """Its first trial crashes, as when the system ends a process."""
+
+    def _measured(self, request: TrialRequest, code: bytes, data: bytes, watch: Stopwatch) -> TrialAnswer:
+        answer = super()._measured(request, code, data, watch)
+        if len(self.measured) > 1:
+            return answer
+        return TrialAnswer(request.trial, Measurement(request.candidate.config, failure="crash"), 1e-5, 0.5)
+
+
+def test_a_device_comes_back_after_one_crash(
+    job: TaskJob, configs: list[Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tilewright.measure.pool.workers._PAUSE", 0.01)
+    workers = pool(lambda: Crashing("node0"), lambda: TestTimer("node1"))
+    with Driver(workers) as runner:
+        assert seconds(runner, job, configs) == expected(job, configs)
+        assert any("it failed a candidate (crash) that is right on timer/node1/" in n for n in runner.notes)
+    deadline = time.monotonic() + 10
+    while len(workers.timers()) < 2 and time.monotonic() < deadline:
+        workers.refresh(0.1)
+    assert len(workers.timers()) == 2
+
+
+class Wrong(TestTimer):
+    """Its answers are well-formed; `changed`: what is wrong in them."""
+
+    def __init__(self, node: str, **changed: Any) -> None:
+        super().__init__(node)
+        self._changed = changed
+
+    def _measured(self, request: TrialRequest, code: bytes, data: bytes, watch: Stopwatch) -> TrialAnswer:
+        answer = super()._measured(request, code, data, watch)
+        inner = {name: value for name, value in self._changed.items() if name not in ("reference", "busy")}
+        outer = {name: value for name, value in self._changed.items() if name not in inner}
+        assert answer.measurement is not None
+        return msgspec.structs.replace(
+            answer, measurement=msgspec.structs.replace(answer.measurement, **inner), **outer
+        )
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"times": (0.0,)},
+        {"times": (1e-5, math.nan)},
+        {"times": (-1e-5,)},
+        {"times": (math.inf,)},
+        {"times": ()},
+        {"reference": math.nan},
+        {"busy": -5.0},
+    ],
+    ids=str,
+)
+def test_times_that_cannot_be_true(job: TaskJob, configs: list[Config], changed: dict[str, Any]) -> None:
+    workers = pool(lambda: Wrong("node0", **changed), lambda: TestTimer("node1"))
+    with Driver(workers) as runner:
+        assert seconds(runner, job, configs) == expected(job, configs)
+        assert set(runner.use) == {f"{LABEL} on node1"}
+    assert any("timer/node0/" in note and "it answered " in note for note in runner.notes)
+
+
+def test_races_with_times_that_cannot_be_true(job: TaskJob, configs: list[Config]) -> None:
+    class Racing(TestTimer):
+        wrong = 3
+
+        def race(self, message: bytes, data: bytes, *codes: bytes) -> bytes:
+            self.wrong -= 1
+            return encode(RaceAnswer(((1e-5,), (0.0 if self.wrong > 0 else 2e-5,)), 0.1))
+
+    with Driver(pool(lambda: Racing("node0"))) as runner:
+        assert runner.race(job, configs[:2], 0.1) == [[1e-5], [2e-5]]
+        assert runner.given_again == 2
 
 
 # -- what counts -------------------------------------------------------------------------------------------------------
@@ -336,11 +415,34 @@ def test_a_driver_that_is_started_again_has_the_answers(job: TaskJob, configs: l
     with Driver(workers) as runner:
         assert runner.measure(job, configs) == first
         assert len(timer.measured) == len(configs)  # nothing was measured again
-        runner.acknowledge(first)
+        runner.acknowledge(job, first)
     deadline = time.monotonic() + 10
     while timer._answers and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not timer._answers
+
+
+def test_an_answer_after_the_deadline_is_kept(job: TaskJob, configs: list[Config]) -> None:
+    """It is in no database, so a driver that is started again can have it."""
+    late = request_name("trial", pool_job(job), configs[0], _SEED)
+
+    def slow(request: TrialRequest, watch: Stopwatch) -> None:
+        if request.trial == late:
+            time.sleep(0.5)
+
+    workers = pool(lambda: TestTimer("node0", slow))
+    timer = workers.handles[f"timer/node0/{LABEL}/0"].actor
+    with Driver(workers) as runner:
+        runner.build(job, configs)
+        assert runner.measure(job, configs[:1], deadline=time.monotonic() + 0.1) == []
+        found = runner.measure(job, configs[1:2])
+        assert set(timer._answers) == {late, request_name("trial", pool_job(job), configs[1], _SEED)}
+        runner.acknowledge(job, found)
+        runner.measure(job, configs[2:3])
+    deadline = time.monotonic() + 10
+    while len(timer._answers) > 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert set(timer._answers) == {late, request_name("trial", pool_job(job), configs[2], _SEED)}
 
 
 def test_seeds_of_validation_inputs() -> None:

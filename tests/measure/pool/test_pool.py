@@ -112,7 +112,7 @@ def test_trials_as_a_local_runner_measures_them(
     with runner_of(workers) as runner:
         measured = runner.measure(job, configs)
         raced = runner.race(job, configs[:3], 0.2)
-        runner.acknowledge(measured)
+        runner.acknowledge(job, measured)
     assert [each.config for each in measured] == configs
     assert all(each.seconds and each.error is not None and each.error < 1e-5 for each in measured)
     assert all(raced)
@@ -184,7 +184,7 @@ def test_an_answer_is_kept_until_it_is_acknowledged(
         (first,) = runner.measure(job, configs[:1])
         (kept,) = runner_of(workers).measure(job, configs[:1])
         assert kept.times == first.times
-        runner.acknowledge([first])
+        runner.acknowledge(job, [first])
         (fresh,) = runner_of(workers).measure(job, configs[:1])
         assert fresh.times != first.times
 

@@ -40,9 +40,8 @@ class Work:
     timers: str | None  # the machine whose timers can do it; None: any builder
     seconds: float  # that a worker may work on it
     lost: list[str] = field(default_factory=list)
-    failed_on: Worker | None = (
-        None  # the device that calls the candidate wrong, until another has said so too
-    )
+    failed_on: Worker | None = None  # the device that failed the candidate, until another has too
+    failure: str = ""  # how it failed there
 
 
 @dataclass

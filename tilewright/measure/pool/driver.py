@@ -39,6 +39,7 @@ from tilewright.measure.pool.wire import (
     TrialAnswer,
     TrialRequest,
     encode,
+    impossible,
     pool_job,
     request_name,
 )
@@ -53,7 +54,7 @@ _TICK = 0.05
 _REFRESH_SECONDS = 5.0
 _DRIFT = 1.25  # times slower than at first, or than its fellows, the reference kernel may be
 _DRIFTING = 3  # trials in a row beyond it
-_DISPUTED = ("wrong", "crash")  # failures that a broken device would cause too: two devices have to agree
+_DISPUTED = ("wrong", "crash")  # failures that a bad device would cause too: two devices have to agree
 _SECOND_OPINION = "second opinion"
 _DRAINING = "draining"
 _KEPT_CODE = 512
@@ -114,7 +115,9 @@ class PoolRunner:
         self._sent: OrderedDict[Job, _Sent] = OrderedDict()
         self._code: dict[tuple[Job, Config], BuiltCode | Measurement] = {}
         self._ordered: set[tuple[Job, Config]] = set()
-        self._answered_by: dict[str, Worker] = {}  # trials that are not acknowledged yet
+        self._answered_by: dict[
+            tuple[Job, Config], tuple[str, Worker]
+        ] = {}  # not acknowledged yet: trial, timer
         self._refreshed = time.monotonic()
         self.given_again = 0
         self.use: dict[str, DeviceUse] = {}  # by device
@@ -210,15 +213,18 @@ class PoolRunner:
         self._forget_code()
         return [times.get(config, []) for config in configs]
 
-    def acknowledge(self, measured: Sequence[Measurement]) -> None:
+    def acknowledge(self, job: Job, measured: Sequence[Measurement]) -> None:
         """Tell the timers that these results are on disk, so that they need not keep them."""
-        names = dict(self._answered_by)
-        by_worker: dict[str, list[str]] = {}
-        for trial, worker in names.items():
-            by_worker.setdefault(worker.name, []).append(trial)
-        for trials in by_worker.values():
-            names[trials[0]].tell("acknowledge", trials)
-        self._answered_by.clear()
+        trials: dict[str, list[str]] = {}
+        workers: dict[str, Worker] = {}
+        for each in measured:
+            answered = self._answered_by.pop((job, each.config), None)
+            if answered is not None:
+                trial, worker = answered
+                workers[worker.name] = worker
+                trials.setdefault(worker.name, []).append(trial)
+        for name, worker in workers.items():
+            worker.tell("acknowledge", trials[name])
 
     # -- kinds of work --------------------------------------------------------------------------------------------
 
@@ -283,15 +289,21 @@ class PoolRunner:
                 return reply.trouble
             if reply.trial != name or reply.measurement is None or reply.measurement.config != config:
                 return "it answered another question"
+            measured = reply.measurement
+            if not measured.failure and not measured.times:
+                return "it answered neither a time nor a failure"
+            if wrong := impossible(measured.times, measured.build_seconds, reply.reference, reply.busy):
+                return wrong
             self._used(worker, 1, reply.busy)
             self._watch(worker, reply.reference)
-            if reply.measurement.failure in _DISPUTED and work.failed_on is None and self._fellows(worker):
-                work.failed_on = worker
+            if measured.failure in _DISPUTED and work.failed_on is None and self._fellows(worker):
+                work.failed_on, work.failure = worker, measured.failure
                 return _SECOND_OPINION
-            if work.failed_on is not None and not reply.measurement.failure:
-                self._set_aside(work.failed_on, f"it failed a candidate that is right on {worker.name}")
-            found[config] = reply.measurement
-            self._answered_by[name] = worker
+            if work.failed_on is not None and not measured.failure:
+                reason = f"it failed a candidate ({work.failure}) that is right on {worker.name}"
+                self._set_aside(work.failed_on, reason, for_good=work.failure == "wrong")
+            found[config] = measured
+            self._answered_by[job, config] = name, worker
             return ""
 
         def give_up() -> None:
@@ -323,6 +335,8 @@ class PoolRunner:
                 return reply.trouble
             if len(reply.times) != len(configs):
                 return "it answered another question"
+            if wrong := impossible([each for times in reply.times for each in times], reply.busy):
+                return wrong
             self._used(worker, 0, reply.busy)
             raced.append(dict(zip(configs, reply.times, strict=True)))
             return ""
@@ -462,7 +476,7 @@ class PoolRunner:
             self._note(f"{worker.name} on {worker.host} is set aside: {reason}")
 
     def _fellows(self, worker: Worker) -> list[Worker]:
-        return [each for each in self.workers.timers(worker.machine) if each is not worker]
+        return [each for each in self.workers.timers(worker.machine) if each.name != worker.name]
 
     def _watch(self, worker: Worker, reference: float) -> None:
         """Compare a device's recent reference times with its first ones, and with those of other devices of its label;

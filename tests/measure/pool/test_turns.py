@@ -8,7 +8,14 @@ import threading
 import time
 from pathlib import Path
 
-from tilewright.measure.pool.turns import FairTurns, NodeGate, Requests, starting
+import pytest
+
+from tests.faults.candidates import product
+from tilewright.hw import host
+from tilewright.measure.pool.actors import Timer
+from tilewright.measure.pool.turns import FairTurns, NodeGate, Requests, Stopwatch, starting
+from tilewright.measure.trial import TaskJob
+from tilewright.space.template import Work
 
 
 def test_users_take_turns() -> None:
@@ -134,3 +141,20 @@ def test_a_process_that_hangs_while_it_starts_does_not_hold_up_the_others(tmp_pa
         begin = time.monotonic()
         with starting(tmp_path, patience=0.2):
             assert time.monotonic() - begin >= 0.2
+
+
+def test_users_who_take_turns_do_not_restart_the_process_that_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The inputs of each user have a seed of their own."""
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
+    job = TaskJob.of(Work(product(8, 8, 8), host()), 1)
+    timer = Timer("node", "cpu:pseudo", None, "tilewright.testing.pool:serve")
+    processes, drawn = set(), set()
+    for seed in (1, 2, 3, 1, 2, 3):
+        with timer._alone(seed, job, 1, Stopwatch()) as runner:
+            processes.add(runner._timer.pid)
+            drawn.add(runner._validations[job, seed].descriptor)
+    assert len(processes) == 1
+    assert len(drawn) == 3
+    runner.close()

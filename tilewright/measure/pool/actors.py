@@ -56,7 +56,6 @@ from tilewright.support.version import VERSION
 _BUILD_SECONDS = 45.0
 _BUILDER_MEMORY = 4 << 30
 _KEPT_ANSWERS = 1024
-_KEPT_RUNNERS = 2  # of different seeds
 _KEPT_LAUNCHES = 4  # of kernels, with the files of their tensors
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -165,7 +164,7 @@ class Timer(_Worker):
         super().__init__(node)
         self._label, self._device, self._timing = label, device, timing
         self._machine = machine or _machine_here(device)
-        self._runners: OrderedDict[int, Runner] = OrderedDict()
+        self._runner: Runner | None = None  # for all users: their validation inputs have different seeds
         self._launches: OrderedDict[bytes, tuple[KernelJob, DataFile]] = OrderedDict()
         self._answers: OrderedDict[str, bytes] = OrderedDict()  # found, and not yet acknowledged
 
@@ -264,27 +263,18 @@ class Timer(_Worker):
         do not disturb."""
         with ExitStack() as stack:
             with watch.paused():
-                runner = self._runner(seed, job, threads)
+                runner = self._ready(seed, job, threads)
                 if self._device is None and not self._timing:
                     stack.enter_context(self._gate.timing())
             yield runner
 
-    def _runner(self, seed: int, job: Job, threads: int) -> Runner:
-        """A runner whose processes have started and whose validation inputs for the job exist."""
-        runner = self._runners.pop(seed, None)
-        if runner is None:
-            while len(self._runners) >= _KEPT_RUNNERS:
-                self._runners.popitem(last=False)[1].close()
-            runner = Runner(
-                threads,
-                builders=1,
-                seed=seed,
-                device=self._device,
-                timing=self._timing or TIMING,
-                confined=True,
-            )
-        self._runners[seed] = runner
-        runner.threads = threads
+    def _ready(self, seed: int, job: Job, threads: int) -> Runner:
+        """The runner, whose processes have started and whose validation inputs for the job exist."""
+        if self._runner is None:
+            timing = self._timing or TIMING
+            self._runner = Runner(threads, builders=1, device=self._device, timing=timing, confined=True)
+        runner = self._runner
+        runner.threads, runner.seed = threads, seed
         with nullcontext() if runner.is_started else starting():
             runner.start()
             runner.build(job, [])

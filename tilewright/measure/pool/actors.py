@@ -31,7 +31,7 @@ from tilewright.measure.jobs import Job
 from tilewright.measure.kernel_build import BuildKernel
 from tilewright.measure.kernel_job import DataFile, Grid3, KernelJob
 from tilewright.measure.measurement import Measurement
-from tilewright.measure.pool.turns import FairTurns, NodeGate, Requests, Stopwatch, starting
+from tilewright.measure.pool.turns import DeviceGate, FairTurns, Requests, Stopwatch, starting
 from tilewright.measure.pool.wire import (
     BuildAnswer,
     BuildRequest,
@@ -65,7 +65,7 @@ class _Worker:
     users."""
 
     def __init__(self, node: str) -> None:
-        self._node, self._key, self._gate = node, _key(), NodeGate(node)
+        self._node, self._key = node, _key()
         self._turns, self._requests = FairTurns(), Requests()
         self._draining = False
 
@@ -107,6 +107,7 @@ class Builder(_Worker):
 
     def __init__(self, node: str) -> None:
         super().__init__(node)
+        self._gate = DeviceGate()
         self._child = Child(BUILDING, _BUILDER_MEMORY, ONE_THREAD, confined=True)
 
     def hello(self) -> bytes:
@@ -163,6 +164,7 @@ class Timer(_Worker):
     ) -> None:
         super().__init__(node)
         self._label, self._device, self._timing = label, device, timing
+        self._gate = None if timing else DeviceGate(device)
         self._machine = machine or _machine_here(device)
         self._runner: Runner | None = None  # for all users: their validation inputs have different seeds
         self._launches: OrderedDict[bytes, tuple[KernelJob, DataFile]] = OrderedDict()
@@ -259,12 +261,12 @@ class Timer(_Worker):
 
     @contextmanager
     def _alone(self, seed: int, job: Job, threads: int, watch: Stopwatch) -> Iterator[Runner]:
-        """A runner that is ready for a job. No build of this node runs at the same time, except for a GPU, which builds
-        do not disturb."""
+        """A runner that is ready for a job. Nothing else is timed on the device at the same time, and nothing is built
+        on this machine, except for a GPU, which builds do not disturb."""
         with ExitStack() as stack:
             with watch.paused():
                 runner = self._ready(seed, job, threads)
-                if self._device is None and not self._timing:
+                if self._gate is not None:
                     stack.enter_context(self._gate.timing())
             yield runner
 

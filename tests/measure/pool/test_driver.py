@@ -34,6 +34,7 @@ from tilewright.measure.pool.wire import (
     pool_job,
     request_name,
 )
+from tilewright.measure.pool.workers import LostObject
 from tilewright.measure.single import Built
 from tilewright.measure.trial import TaskJob
 from tilewright.space.candidates import Candidates
@@ -105,6 +106,10 @@ def once(what: Callable[[TrialRequest, Stopwatch], None]) -> Callable[[TrialRequ
 def starts_slowly(request: TrialRequest, watch: Stopwatch) -> None:
     with watch.paused():
         time.sleep(1.0)
+
+
+def works_a_little(request: TrialRequest, watch: Stopwatch) -> None:
+    time.sleep(0.02)
 
 
 def works_long(request: TrialRequest, watch: Stopwatch) -> None:
@@ -304,6 +309,69 @@ def test_nobody_is_left(job: TaskJob, configs: list[Config]) -> None:
             runner.measure(job, configs)
 
 
+class Counting(TestBuilder):
+    """It has a list of the configs that it was asked for."""
+
+    def __init__(self, node: str, reply: Made | Failed) -> None:
+        super().__init__(node, reply)
+        self.built: list[Config] = []
+
+    def _built(self, request: BuildRequest, watch: Stopwatch) -> tuple[bytes, bytes]:
+        self.built.append(request.config)
+        return super()._built(request, watch)
+
+
+class Forgetful(TestTimer):
+    """The object code of its first requests is gone: it was on a node that died."""
+
+    losses = 2
+
+    def trial(self, message: bytes, code: bytes, data: bytes = b"") -> bytes:
+        self._lose()
+        return super().trial(message, code, data)
+
+    def race(self, message: bytes, data: bytes, *codes: bytes) -> bytes:
+        self._lose()
+        return encode(RaceAnswer(((1e-5,), (2e-5,)), 0.1))
+
+    def _lose(self) -> None:
+        if self.losses:
+            self.losses -= 1
+            raise LostObject("gone")
+
+
+def counting(timer: Callable[[], Any]) -> tuple[ThreadWorkers, Counting]:
+    workers = pool(timer, builders=())
+    workers.handles["builder/node0/0"] = Handle(lambda: Counting("node0", _MADE))
+    return workers, workers.handles["builder/node0/0"].actor
+
+
+def test_lost_object_code_is_built_again(job: TaskJob, configs: list[Config]) -> None:
+    workers, builder = counting(lambda: Forgetful("node0"))
+    with Driver(workers) as runner:
+        assert seconds(runner, job, configs) == expected(job, configs)
+        assert runner.given_again == 2 and not runner.notes
+    assert len(builder.built) == len(configs) + 2
+
+
+def test_lost_object_code_of_a_race_is_built_again(job: TaskJob, configs: list[Config]) -> None:
+    workers, builder = counting(lambda: Forgetful("node0"))
+    with Driver(workers) as runner:
+        assert runner.race(job, configs[:2], 0.1) == [[1e-5], [2e-5]]
+    assert len(builder.built) == 3 * 2
+
+
+def test_object_code_that_is_lost_again_and_again_is_given_up(job: TaskJob, configs: list[Config]) -> None:
+    class Always(Forgetful):
+        losses = 100
+
+    workers, builder = counting(lambda: Always("node0"))
+    with Driver(workers) as runner:
+        assert runner.measure(job, configs[:1]) == []
+        assert runner.race(job, configs[1:3], 0.1) == [[], []]
+    assert len(builder.built) == 3 + 3 * 2
+
+
 # -- devices that cannot be trusted ------------------------------------------------------------------------------------
 
 
@@ -317,6 +385,35 @@ def test_a_device_that_is_slower_than_its_fellows_is_set_aside(job: TaskJob, con
     assert workers.aside == {
         f"timer/node1/{LABEL}/0": "its reference kernel takes 1.60x the time of its fellows'"
     }
+
+
+class Slowing(TestTimer):
+    """Its reference kernel takes twice as long after some trials."""
+
+    def _measured(self, request: TrialRequest, code: bytes, data: bytes, watch: Stopwatch) -> TrialAnswer:
+        answer = super()._measured(request, code, data, watch)
+        return msgspec.structs.replace(answer, reference=1e-5 if len(self.measured) <= 4 else 2e-5)
+
+
+def test_a_device_that_becomes_slower_is_set_aside(job: TaskJob, configs: list[Config]) -> None:
+    workers = pool(lambda: Slowing("node0"), lambda: TestTimer("node1", works_a_little))
+    with Driver(workers) as runner:
+        for _ in range(20):
+            runner.acknowledge(job, runner.measure(job, configs))
+            if workers.aside:
+                break
+    assert workers.aside == {
+        f"timer/node0/{LABEL}/0": "it became 2.00x slower: its clock or its load changed"
+    }
+
+
+def test_the_only_device_is_used_although_it_becomes_slower(job: TaskJob, configs: list[Config]) -> None:
+    workers = pool(lambda: Slowing("node0"))
+    with Driver(workers) as runner:
+        assert seconds(runner, job, configs) == expected(job, configs)
+    assert not workers.aside
+    (note,) = runner.notes
+    assert "it became 2.00x slower" in note and "No other device can do its work" in note
 
 
 def test_a_device_that_calls_right_candidates_wrong_is_set_aside(job: TaskJob, configs: list[Config]) -> None:

@@ -40,6 +40,7 @@ class Work:
     timers: str | None  # the machine whose timers can do it; None: any builder
     seconds: float  # that a worker may work on it
     lost: list[str] = field(default_factory=list)
+    rebuild: Callable[[], None] | None = None  # called if the object code that it needs was lost with a node
     failed_on: Worker | None = None  # the device that failed the candidate, until another has too
     failure: str = ""  # how it failed there
 

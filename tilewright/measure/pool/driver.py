@@ -17,6 +17,7 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ from tilewright.measure.pool.wire import (
     pool_job,
     request_name,
 )
-from tilewright.measure.pool.workers import Worker, Workers
+from tilewright.measure.pool.workers import LostObject, Worker, Workers
 from tilewright.space.registration import registering_modules
 from tilewright.space.space import Config
 
@@ -119,6 +120,7 @@ class PoolRunner:
             tuple[Job, Config], tuple[str, Worker]
         ] = {}  # not acknowledged yet: trial, timer
         self._refreshed = time.monotonic()
+        self._slower: set[str] = set()  # devices that became slower and have no fellow
         self.given_again = 0
         self.use: dict[str, DeviceUse] = {}  # by device
 
@@ -175,6 +177,15 @@ class PoolRunner:
         for config in waiting:
             self._order_build(job, config)
         asked: set[Config] = set()
+        built: Counter[Config] = Counter()
+
+        def rebuild(config: Config) -> None:
+            built[config] += 1
+            if built[config] < GIVEN:
+                self._rebuild(job, config)
+                asked.discard(config)
+            else:
+                lost.add(config)
 
         def is_done() -> bool:
             for config in waiting:
@@ -188,7 +199,9 @@ class PoolRunner:
                 elif isinstance(code, Measurement):
                     found[config] = code
                 else:
-                    self._queue.append(self._trial(job, config, code, best, found, lost))
+                    work = self._trial(job, config, code, best, found, lost)
+                    work.rebuild = partial(rebuild, config)
+                    self._queue.append(work)
             return len(found.keys() | lost) == len(waiting)
 
         self._work_off(is_done, deadline)
@@ -206,9 +219,31 @@ class PoolRunner:
         anchor, others = running[0], running[1:]
         groups = [[anchor, *others[start::devices]] for start in range(min(devices, max(1, len(others))))]
         raced: list[Mapping[Config, tuple[float, ...]]] = []
-        for group in groups:
-            self._queue.append(self._race(job, group, seconds * len(group) / len(running), raced))
-        self._work_off(lambda: len(raced) == len(groups), None)
+        waiting = [(group, 1) for group in groups]  # and how often it was built
+
+        def rebuild(group: list[Config], built: int) -> None:
+            if built == GIVEN:
+                raced.append({})
+                return
+            for config in group:
+                self._rebuild(job, config)
+            waiting.append((group, built + 1))
+
+        def is_done() -> bool:
+            for group, built in list(waiting):
+                if any((job, config) in self._ordered for config in group):
+                    continue
+                waiting.remove((group, built))
+                able = [config for config in group if isinstance(self._code.get((job, config)), BuiltCode)]
+                if not able:
+                    raced.append({})
+                    continue
+                work = self._race(job, able, seconds * len(able) / len(running), raced)
+                work.rebuild = partial(rebuild, able, built)
+                self._queue.append(work)
+            return len(raced) == len(groups)
+
+        self._work_off(is_done, None)
         times = comparable(raced, anchor)
         self._forget_code()
         return [times.get(config, []) for config in configs]
@@ -265,6 +300,11 @@ class PoolRunner:
             self._ordered.discard(key)
 
         self._queue.append(Work(name, begin, done, give_up, None, _BUILD_SECONDS))
+
+    def _rebuild(self, job: Job, config: Config) -> None:
+        """Its object code is lost."""
+        self._code.pop((job, config), None)
+        self._order_build(job, config)
 
     def _trial(
         self,
@@ -416,6 +456,11 @@ class PoolRunner:
 
     def _take(self, attempt: Attempt, answer: Any) -> None:
         worker, work = attempt.worker, attempt.work
+        if isinstance(answer, LostObject) and work.rebuild is not None:
+            attempt.is_answered = attempt.has_ended = True
+            self.given_again += 1
+            work.rebuild()
+            return
         attempt.is_answered, attempt.has_ended = not isinstance(answer, BaseException), True
         if isinstance(answer, BaseException):
             trouble = f"{type(answer).__name__}: {answer}".splitlines()[0]
@@ -480,18 +525,22 @@ class PoolRunner:
 
     def _watch(self, worker: Worker, reference: float) -> None:
         """Compare a device's recent reference times with its first ones, and with those of other devices of its label;
-        set it aside if it is much slower. Without other devices nothing is compared: races compare times of one
-        moment."""
+        set it aside if it is much slower. The only device of its label is used all the same, with a note."""
         if not reference:
             return
         worker.references.append(reference)
         seen, fellows = list(worker.references), self._fellows(worker)
-        if len(seen) < _DRIFTING or not fellows:
+        if len(seen) < _DRIFTING:
             return
         now, usual = statistics.median(seen[-_DRIFTING:]), statistics.median(seen[:_DRIFTING])
         others = [statistics.median(each.references) for each in fellows if len(each.references) >= _DRIFTING]
         if len(seen) >= 2 * _DRIFTING and now > _DRIFT * usual:
-            self._set_aside(worker, f"it became {now / usual:.2f}x slower: its clock or its load changed")
+            reason = f"it became {now / usual:.2f}x slower: its clock or its load changed"
+            if fellows:
+                self._set_aside(worker, reason)
+            elif worker.name not in self._slower:
+                self._slower.add(worker.name)
+                self._note(f"{worker.name} on {worker.host}: {reason}. No other device can do its work")
         elif others and now > _DRIFT * statistics.median(others):
             slower = now / statistics.median(others)
             self._set_aside(worker, f"its reference kernel takes {slower:.2f}x the time of its fellows'")
@@ -508,7 +557,7 @@ def comparable(
     times: dict[Config, list[float]] = {}
     unit = 0.0
     for race in raced:
-        own = statistics.median(race[anchor]) if race[anchor] else 0.0
+        own = statistics.median(race[anchor]) if race.get(anchor) else 0.0
         if not own:
             continue
         unit = unit or own

@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -40,6 +41,7 @@ from tilewright.measure.trial import TaskJob
 from tilewright.space.candidates import Candidates
 from tilewright.space.space import Config
 from tilewright.space.template import Work
+from tilewright.testing.pool import FaultyTimer, fault_log
 
 pytest.importorskip("ray")  # its version must agree on all nodes
 _MADE = Made(Built((), (), (), ()), 0.0)
@@ -498,6 +500,29 @@ def test_races_with_times_that_cannot_be_true(job: TaskJob, configs: list[Config
     with Driver(pool(lambda: Racing("node0"))) as runner:
         assert runner.race(job, configs[:2], 0.1) == [[1e-5], [2e-5]]
         assert runner.given_again == 2
+
+
+class Lying(FaultyTimer, TestTimer):
+    """Half of its answers are well-formed and wrong, or damaged."""
+
+    __test__ = False
+
+
+def test_answers_that_are_well_formed_and_wrong(
+    job: TaskJob, configs: list[Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("tilewright.testing.pool._FAULT_RATE", 0.5)
+    monkeypatch.setattr("tilewright.testing.pool.FAULTS", ("zero", "accuse", "corrupt"))
+    monkeypatch.setattr("tilewright.measure.pool.workers._PAUSE", 0.01)
+    workers = pool(lambda: Lying("node0"), lambda: TestTimer("node1"))
+    workers.handles[f"timer/node0/{LABEL}/0"].actor._random = Random(3)
+    with Driver(workers) as runner:
+        while len(set(logged := fault_log().read_text().split() if fault_log().exists() else [])) < 3:
+            found = runner.measure(job, configs)
+            assert [each.seconds for each in found] == expected(job, configs)
+            runner.acknowledge(job, found)
+    assert set(logged) == {"zero", "accuse", "corrupt"}
 
 
 # -- what counts -------------------------------------------------------------------------------------------------------

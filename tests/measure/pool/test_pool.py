@@ -248,7 +248,9 @@ def test_object_code_that_dies_with_its_node_is_built_again(
     """All processes of the node that built it are killed before it is timed."""
     before = set(cluster.nodes_here())
     with monkeypatch.context() as patch:
-        patch.setenv("RAY_max_direct_call_object_size", "0")  # all answers stay on their node, as large ones do
+        patch.setenv(
+            "RAY_max_direct_call_object_size", "0"
+        )  # all answers stay on their node, as large ones do
         cluster.join(Share(1, ()), pool)
     (newest,) = set(cluster.nodes_here()) - before
     with cluster.connected(pool, cluster.read_token(pool)):

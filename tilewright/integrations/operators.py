@@ -78,8 +78,8 @@ def op(
       models are checked against, and what runs on targets that cannot run the kernel.
     - `tolerance`: relative, of the kernel against the reference; None: by the type of the elements.
 
-    A compiled model takes operators that launch one kernel, which only stores to `out`. For a GPU it launches the kernel
-    with its options `warps` and `stages`; the number of threads is the model's. When a model is compiled, the
+    A compiled model takes operators that launch one kernel, which only stores to `out`. For a GPU it launches the
+    kernel with its options `warps` and `stages`; the number of threads is the model's. When a model is compiled, the
     kernel is compared with the reference once: ReferenceMismatchError where they differ. No gradients are defined.
     """
     if not re.fullmatch(r"[A-Za-z_]\w*::[A-Za-z_]\w*", name):

@@ -65,8 +65,8 @@ def _lambda_of(code: CodeType, lines: list[str], first: int, file: str) -> Sourc
     column = len(text) - len(text.lstrip())
     end = len(text)
     positions = code.co_positions() if hasattr(code, "co_positions") else ()
-    spans = [(a, b) for line, last, a, b in positions if line == last == code.co_firstlineno and b]
-    if spans:
-        column = max(text.rfind("lambda", 0, min(a for a, _ in spans)), column)
-        end = max(b for _, b in spans)
+    inside = [each for each in positions if each[0] == each[1] == code.co_firstlineno]
+    starts, ends = [each[2] for each in inside if each[2]], [each[3] for each in inside if each[3]]
+    if starts and ends:
+        column, end = max(text.rfind("lambda", 0, min(starts)), column), max(ends)
     return SourceLocation(file, first + number, column, end - column, text, "<lambda>")

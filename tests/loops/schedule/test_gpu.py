@@ -193,6 +193,30 @@ def test_instructions_agree_on_fragments() -> None:
     assert [a.element(*at) for at in lanes] == [b.element(*at) for at in lanes]
 
 
+def rows_of_a_chain(of: Callable[[te.Tensor, te.Expr, te.Expr], te.Expr]) -> Schedule:
+    """`scaled` in registers, and `out` made of it."""
+    x = te.Tensor("x", (8, 8), F32)
+    scaled = te.compute("scaled", (8, 8), F32, lambda i, j: x[i, j] * 2.0)
+    out = te.compute("out", (8, 8), F32, lambda i, j: of(scaled, i, j))
+    return Schedule.of(out, [x]).set_scope("scaled", "register")
+
+
+def test_registers_are_not_divided_by_a_fused_loop() -> None:
+    s = rows_of_a_chain(lambda scaled, i, j: scaled[i, j] + 1.0)
+    for stage in ("scaled", "out"):
+        s = s.fuse(f"{stage}.i0", f"{stage}.i1", into=f"{stage}.f").bind(f"{stage}.f", "thread.x")
+    refused(lambda: s.program(), "stage scaled divides it among threads by a fused loop")
+
+
+def test_registers_are_accessed_within_bounds() -> None:
+    """What is left of the first column, no thread holds."""
+    zero = te.const(0.0, F32)
+    s = rows_of_a_chain(lambda scaled, i, j: te.select(te.call("lt", j, 1), zero, scaled[i, j - 1]))
+    for stage in ("scaled", "out"):
+        s = s.bind(f"{stage}.i0", "thread.x").unroll(f"{stage}.i1")
+    refused(lambda: s.program(), "scaled is in registers, and stage out accesses it out of bounds")
+
+
 # -- refusals of pipeline and swizzle ---------------------------------------------------------------------------------
 
 

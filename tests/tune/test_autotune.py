@@ -174,7 +174,7 @@ class Counting:
     def prepare(self, job: Any, configs: Any) -> None:
         pass
 
-    def acknowledge(self, measured: Any) -> None:
+    def acknowledge(self, job: Any, measured: Any) -> None:
         pass
 
     def measure(self, job: Any, configs: Any, *, best: Any, deadline: Any) -> list[Measurement]:

@@ -58,7 +58,7 @@ class Catalog:
 
         `sketches`, `templates`: whether these are considered at all.
         """
-        if (written := tile_operator_of(work.task)) is not None:
+        if (written := tile_operator_of(work.task, work.machine.kind)) is not None:
             return [written]
         asked = self.all_templates if templates else ()
         found = [applied for t in asked if (applied := t.apply(work)) is not None]

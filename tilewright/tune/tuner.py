@@ -69,7 +69,7 @@ class Measuring(Protocol):
 
     def race(self, job: Job, configs: Sequence[Config], seconds: float) -> list[list[float]]: ...
 
-    def acknowledge(self, measured: Sequence[Measurement]) -> None:
+    def acknowledge(self, job: Job, measured: Sequence[Measurement]) -> None:
         """These are in the database: they need not be kept for a driver that restarts."""
 
 
@@ -329,7 +329,7 @@ class _Run:
                 with self.shield():
                     self.database.add(state.records(measured, begun.predicted))
                     state.tell(measured)
-                runner.acknowledge(measured)
+                runner.acknowledge(state.job, measured)
             span.note(
                 best=state.standing.best,
                 before=state.before,

@@ -42,6 +42,7 @@ from tilewright.support.trace import Trace
 from tilewright.targets.options import (
     CompileOptions,
     Settings,
+    check_measures,
     resolve_latency,
     resolve_objective,
     resolve_task_latency,
@@ -174,8 +175,8 @@ def compile(
       keeps every rounding of the model's own types; "relaxed" may lose digits for speed; "tf32" is "fast", and on a
       GPU float32 may be rounded to 10 bits of fraction where matrices are multiplied. That is the default on a GPU
       where PyTorch may do so too (`torch.backends.cuda.matmul.allow_tf32`). docs/numerics.md has the details.
-    - `threads`: the number of threads of a call; None uses `TILEWRIGHT_THREADS`, or all cores that this process may
-      use.
+    - `threads`: the number of threads of a call on a processor; None uses `TILEWRIGHT_THREADS`, or all cores that this
+      process may use.
     - `pool`: the address of a pool of machines, or a `Pool`: candidates are built, checked and timed there, for the
       device that it names, which need not be here (docs/pool.md).
     - `trace`: collects events, for progress and reports.
@@ -245,6 +246,12 @@ def compile_all(
         target, effort, budget, seed, search, cost_model, allocation, partition, lock, db, numerics, threads
     )
     options.check()
+    goals = {
+        "objective": objective != "sum",
+        "latency": latency is not None,
+        "task_latency": bool(task_latency),
+    }
+    check_measures(effort, goals)
     latencies = resolve_latency(latency, len(models))
     combine = resolve_objective(objective)
     examples = [

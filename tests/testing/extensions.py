@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilewright.cost.analytical import Analytical
+from tilewright.graph.op import apply
+from tilewright.graph.task import Task
 from tilewright.loops.default import default_program
 from tilewright.loops.ir import Program
+from tilewright.loops.schedule import Schedule
 from tilewright.search import Search
+from tilewright.space.sketches import Move, Sketch
+from tilewright.space.sketches.sketch import Values
 from tilewright.space.space import Config, Knob, Space
 from tilewright.space.template import Applied, CpuWork, Terms
+from tilewright.testing.problems import Inputs
 
 
 class Plain:
@@ -102,3 +109,27 @@ class FirstOnes(Search):
 def optimist(candidates, threads, seed, experience):  # type: ignore[no-untyped-def]
     """A cost model of a user's own."""
     return Analytical(candidates, threads)
+
+
+class Tiles2D:
+    """A sketch rule of a user's own: tiles of an elementwise output of two axes, as in docs/06-tuning.md."""
+
+    name = "tiles2d"
+    alone = False
+
+    def apply(self, sketch: Sketch) -> Sequence[Sketch]:
+        loops = [f"{sketch.output}.i0", f"{sketch.output}.i1"]
+        if sketch.stage != sketch.output or sketch.start.loops != loops:
+            return ()
+        knobs = (Knob("high", (2, 4)), Knob("wide", (8, 16)))
+
+        def act(schedule: Schedule, values: Values) -> Schedule:
+            schedule = schedule.tile(loops, [int(values["high"]), int(values["wide"])], tail="shift")
+            return schedule.vectorise(f"{loops[1]}.i").parallel(f"{loops[0]}.o")
+
+        return [sketch.visited(Move(act, knobs), name=self.name)]
+
+
+def outer_product(rows: int, columns: int) -> Task:
+    x = Inputs()
+    return x.task(apply("mul", x(rows, 1), x(columns)))

@@ -10,19 +10,18 @@ registers them.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from tilewright.errors import OptionError, SpaceError, TilewrightWarning
+from tilewright.errors import OptionError, SpaceError
 from tilewright.graph.task import Task
 from tilewright.hw.machine import KINDS
 from tilewright.space import registration
 from tilewright.space.guard import Guarded
 from tilewright.space.template import Applied, Template, Work
 from tilewright.space.tile_operator import tile_operator_of
-from tilewright.support.plugins import entry_points
+from tilewright.support.plugins import register_installed
 from tilewright.support.suggest import one_of
 
 ENTRY_POINTS = "tilewright.templates"
@@ -73,7 +72,7 @@ class Catalog:
 
 def catalog(kind: str) -> Catalog:
     """The catalog of a kind of machine; raises SpaceError if it has no templates."""
-    _load_entry_points()
+    register_installed(ENTRY_POINTS)
     return _built_in(kind)
 
 
@@ -150,14 +149,3 @@ def unregister(name: str, target: str = "cpu") -> None:
     found = _built_in(target)
     found.registered[:] = [each for each in found.registered if each.name != name]
     registration.forget(f"template {name!r}")
-
-
-@lru_cache(maxsize=1)
-def _load_entry_points() -> None:
-    """Load templates of installed packages. A package that fails is named in a warning and skipped."""
-    for entry in entry_points(ENTRY_POINTS).values():
-        try:
-            entry.load()()
-        except Exception as error:
-            words = f"the templates of {entry.value} cannot be used: {type(error).__name__}: {error}"
-            warnings.warn(words, TilewrightWarning, stacklevel=2)

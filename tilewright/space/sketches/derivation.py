@@ -12,7 +12,7 @@ from tilewright.graph.lower import lower_graph
 from tilewright.loops.schedule import Schedule
 from tilewright.space.guard import GuardedApplied, left_out
 from tilewright.space.sketches.applied import AppliedSketch
-from tilewright.space.sketches.rules import RULES, is_built_in
+from tilewright.space.sketches.rules import all_rules, is_built_in
 from tilewright.space.sketches.sketch import Rule, Sketch
 from tilewright.space.template import Applied, Work
 
@@ -55,7 +55,7 @@ def _presented(name: str, sketch: Sketch) -> Applied | None:
 
 def _next(sketch: Sketch) -> list[Sketch]:
     found: list[Sketch] = []
-    for rule in RULES:
+    for rule in all_rules():
         try:
             made = _applied(rule, sketch)
         except SketchError as error:

@@ -19,6 +19,7 @@ from tilewright.cost.analytical import Analytical
 from tilewright.cost.attention import Adaptation, Attention, network, portfolio
 from tilewright.cost.boosted import Experience
 from tilewright.cost.model import CostModel
+from tilewright.cost.models import cost_model_named
 from tilewright.cost.network import LEVELS, MEMBERS, AttentionNetwork, parameters, shapes
 from tilewright.cost.tokens import Tokeniser, joined
 from tilewright.dataset.tasks import F32, gemm
@@ -35,7 +36,7 @@ class TestConformance(CostModelSuite):
     def make(
         self, candidates: Candidates, threads: int, seed: int, experience: Sequence[Experience]
     ) -> CostModel:
-        return Attention(candidates, threads, warm=experience)
+        return Attention(candidates, threads, seed=seed, warm=experience)
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +117,20 @@ def test_it_learns_what_is_wrong_and_keeps_what_is_right(candidates: Candidates)
     after = model.predict(configs).seconds
     error_before = np.std(np.log(before / truth)[40:])
     assert np.std(np.log(after / truth)[40:]) < 0.7 * error_before
+
+
+def test_the_seed_of_the_registered_model_counts(candidates: Candidates) -> None:
+    configs = candidates.sample(Random(3), 60)
+    rng = np.random.default_rng(0)
+    outcomes = [Outcome(config, 1e-4 * float(rng.uniform(1, 3))) for config in configs[:50]]
+
+    def predicted(seed: int) -> np.ndarray:
+        model = cost_model_named("attention")(candidates, 1, seed, ())
+        model.update(outcomes)
+        return model.predict(configs).seconds
+
+    np.testing.assert_array_equal(predicted(1), predicted(1))
+    assert (predicted(1) != predicted(2)).any()
 
 
 def test_times_that_are_no_numbers_are_left_out(candidates: Candidates) -> None:

@@ -165,5 +165,8 @@ def test_training_finds_what_the_analytical_model_gets_wrong() -> None:
     tensors = train(tables, settings)
     said = predicted(tensors, test[0], settings) - np.log(test[0].seconds)
     assert np.std(said) < 0.8 * np.std(test[0].residuals)
+    unchanged = train(tables, TrainingSettings(steps=0), start=tensors)  # what is kept was shrunk once
+    for name, tensor in tensors.items():
+        np.testing.assert_allclose(unchanged[name], tensor, rtol=1e-6)
     with pytest.raises(DatasetError, match="nothing to learn from"):
         train([], settings)

@@ -92,12 +92,13 @@ class Attention:
         candidates: Configs,
         threads: int,
         *,
+        seed: int = 0,
         warm: Sequence[Experience] = (),
         path: Path = weights.SHIPPED,
     ) -> None:
         self._analytical = Analytical(candidates, threads)
         self._tokeniser = Tokeniser(self._analytical)
-        self._network = _network_or_none(path)
+        self._network, self._seed = _network_or_none(path), seed
         self._times: dict[Config, list[float]] = {}
         self._validity = Validity()
         self._adaptation = NOTHING
@@ -158,7 +159,7 @@ class Attention:
             own = np.concatenate([np.ones(len(configs), bool), own])
             errors = np.concatenate([measured - logs, errors])
             counts = np.concatenate([[float(len(self._times[config])) for config in configs], counts])
-        return Adaptation.of(rows, errors, counts, own)
+        return Adaptation.of(rows, errors, counts, own, self._seed)
 
     def _learned_elsewhere(self, warm: Sequence[Experience]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Similarity rows, errors and weights of trials of other tasks: only differences within one task are used."""
@@ -200,12 +201,11 @@ def _said(
         return [(float(log), SPREAD, 1.0, row) for log, row in zip(logs, rows, strict=True)]
     out = known(tokens)
     mean, spread = out.members.mean(axis=0), np.hypot(_FLOOR, out.members.std(axis=0))
-    works = np.minimum(1.0, out.valid / max(1e-6, float(out.valid.max())))
     return list(
         zip(
             (logs + mean).tolist(),
             spread.tolist(),
-            works.tolist(),
+            out.valid.tolist(),
             similarity_rows(tokens, out.members),
             strict=True,
         )

@@ -23,6 +23,7 @@ from tilewright.errors import DatasetError, MissingDependencyError
 
 _SHARP = 4.0  # factor from log seconds to scores of a ranking
 _HUBER = 0.25
+_SHRUNK = ("member.w2", "member.b2")  # the last layer of each member
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ def train(
     made = normalisation([table.tokens for table in tables]) if start is None else dict(start)
     if start is None:
         made |= initial(settings.seed)
+    elif settings.residual:
+        made |= {name: made[name] / np.float32(settings.shrunk) for name in _SHRUNK}
     fixed = {name: _tensor(torch, made[name], device) for name in made if name.startswith("norm.")}
     learned = {
         name: _tensor(torch, made[name], device).requires_grad_()
@@ -81,7 +84,7 @@ def train(
     kept = dict(zip(learned, loop.averages, strict=True))
     found = {name: tensor.detach().cpu().numpy() for name, tensor in {**fixed, **kept}.items()}
     if settings.residual:
-        for name in ("member.w2", "member.b2"):
+        for name in _SHRUNK:
             found[name] = found[name] * np.float32(settings.shrunk)
     return found
 

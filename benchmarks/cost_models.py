@@ -253,6 +253,7 @@ class Job:
     cache: str
     steps: int
     save: str = ""
+    data: tuple[str, ...] = ()  # the files that the tables are from
 
 
 def run(job: Job) -> list[Score]:
@@ -295,7 +296,11 @@ def _trained(training: Sequence[Table], settings: TrainingSettings, job: Job) ->
         torch.set_num_threads(1)
     tensors = train(training, settings, device=job.device)
     if job.save:
-        weights.save(Path(job.save), tensors, about(training, settings.steps, settings.seed))
+        weights.save(
+            Path(job.save),
+            tensors,
+            about(training, [Path(file) for file in job.data], settings.steps, settings.seed),
+        )
     return tensors
 
 
@@ -493,6 +498,7 @@ def main() -> None:
                     cache,
                     options.steps,
                     str(options.weights),
+                    tuple(map(str, options.data)),
                 ),
             )
         scores: list[Score] = []

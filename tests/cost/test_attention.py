@@ -7,6 +7,7 @@ import math
 import time
 import warnings
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from random import Random
 
@@ -188,7 +189,12 @@ def test_weights_come_back_as_they_were_saved(tmp_path: Path) -> None:
 def test_the_shipped_weights_fit_this_version_and_are_small() -> None:
     assert weights.SHIPPED.stat().st_size < 10 << 20
     found = weights.load(weights.SHIPPED)
-    assert int(found.metadata["tasks"]) > 0 and "machines" in found.metadata
+    about = found.metadata
+    assert int(about["tasks"]) > 0 and about["measured"] == "2026-11-18 to 2026-11-18"
+    assert "NVIDIA H200 (sm_90a)" in about["machines"] and "znver4, 512-bit vectors" in about["machines"]
+    files = dict(entry.split(" sha256:") for entry in about["data"].split(", "))
+    data = Path(__file__).resolve().parents[2] / "benchmarks" / "data"
+    assert files == {path.name: sha256(path.read_bytes()).hexdigest() for path in data.glob("*.xz")}
     AttentionNetwork(found.tensors)
 
 

@@ -8,10 +8,12 @@ so that members differ where few tables say the same.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -394,16 +396,21 @@ def predicted(tensors: Mapping[str, np.ndarray], table: Table, settings: Trainin
     return np.asarray(table.base + members if settings.residual else members)
 
 
-def about(tables: Sequence[Table], steps: int, seed: int) -> dict[str, str]:
-    """A description of the data that weights were trained on, for their card."""
+def about(tables: Sequence[Table], files: Sequence[Path], steps: int, seed: int) -> dict[str, str]:
+    """A description of the data that weights were trained on, for their card. `files`: those that the tables are from."""
     from tilewright.support.version import VERSION
 
-    machines = sorted({table.machine for table in tables})
+    machines = sorted({f"{table.job.machine.describe()} [{table.machine}]" for table in tables})
+    days = [day for table in tables for day in table.days]
     return {
         "tilewright": VERSION,
         "tasks": str(len(tables)),
         "configs": str(sum(len(table.configs) for table in tables)),
-        "machines": ", ".join(machines),
+        "machines": "; ".join(machines),
+        "measured": f"{min(days)} to {max(days)}",
+        "data": ", ".join(
+            f"{file.name} sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}" for file in files
+        ),
         "families": ", ".join(sorted({table.family for table in tables})),
         "steps": str(steps),
         "seed": str(seed),

@@ -75,6 +75,21 @@ class Adaptation:
 NOTHING = Adaptation(None)
 
 
+@dataclass(frozen=True)
+class Belief:
+    """What the model believes about one config. Seconds: `analytical`, `network` with what the network has learned from
+    other tasks, `predicted` with this task's trials. `spread`: the deviation of the logarithm of `predicted`. `valid`:
+    the probability to build, run and be correct. `attention`: how much the other tokens attend to each in the last
+    layer, by its name; together 1."""
+
+    analytical: float
+    network: float
+    predicted: float
+    spread: float
+    valid: float
+    attention: tuple[tuple[str, float], ...]
+
+
 def similarity_rows(tokens: Tokens, members: np.ndarray) -> np.ndarray:
     """The features that make candidates similar: their knobs (NaN for those they lack), their terms, and each member's
     prediction."""
@@ -135,6 +150,23 @@ class Attention:
         spreads[finite] = np.hypot(_FLOOR if known_errors else spread, deviation)
         valid[finite] *= works
         return Prediction(seconds, spreads, valid)
+
+    def belief(self, config: Config) -> Belief | None:
+        """None without weights, or if the config has no program."""
+        analytical = self._analytical.seconds(config)
+        if self._network is None or not math.isfinite(analytical):
+            return None
+        found = self.predict([config])
+        (log,), _, _, _ = self._network_says([config])
+        (shares,) = self._network.attention(self._tokeniser.tokens([config]))
+        return Belief(
+            analytical,
+            math.exp(log),
+            float(found.seconds[0]),
+            float(found.spread[0]),
+            float(found.valid[0]),
+            tuple(zip(self._tokeniser.names(config), shares.tolist(), strict=True)),
+        )
 
     # -- the network --------------------------------------------------------------------------------------------------
 

@@ -42,7 +42,7 @@ class Table:
     tokens: Tokens
     base: np.ndarray  # log of the analytical prediction
     seconds: np.ndarray
-    days: tuple[str, str]  # of its oldest and its newest record
+    days: tuple[str, str] = ("", "")  # of its oldest and its newest record, if known
 
     @property
     def known(self) -> np.ndarray:

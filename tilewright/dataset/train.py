@@ -397,11 +397,11 @@ def predicted(tensors: Mapping[str, np.ndarray], table: Table, settings: Trainin
 
 
 def about(tables: Sequence[Table], files: Sequence[Path], steps: int, seed: int) -> dict[str, str]:
-    """A description of the data that weights were trained on, for their card. `files`: those that the tables are from."""
+    """A description of the data that weights were trained on, for their card. `files`: what the tables are from."""
     from tilewright.support.version import VERSION
 
     machines = sorted({f"{table.job.machine.describe()} [{table.machine}]" for table in tables})
-    days = [day for table in tables for day in table.days]
+    days = [day for table in tables for day in table.days if day] or ["unknown"]
     return {
         "tilewright": VERSION,
         "tasks": str(len(tables)),

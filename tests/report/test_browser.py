@@ -183,3 +183,13 @@ def test_a_screen_reader_finds_a_name_for_everything(page: Page, path: Path) -> 
     roles = {role for role, _ in kinds}
     assert {"link", "button", "columnheader", "rowheader", "region"} <= roles and roles & {"image", "img"}
     assert ("region", "Graph of the model") in kinds
+    assert ("region", "Table of groups") in kinds
+
+
+def test_the_groups_of_fusion_are_shown(page: Page, path: Path) -> None:
+    page.open(path)
+    table = "document.querySelector('#fusion ~ .scroll table')"
+    assert page.run("getComputedStyle(document.getElementById('fusion')).display") != "none"
+    rows = f"[...{table}.tBodies[0].rows].map((row) => [...row.cells].map((cell) => cell.innerText)[1])"
+    assert page.run(rows) == ["yes", "no"]
+    assert page.run("document.querySelector('nav a[href=\"#fusion\"]').innerText") == "Fusion"

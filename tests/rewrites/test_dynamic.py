@@ -143,6 +143,31 @@ def test_beyond_the_limits_greedy_fusion_is_used_and_says_so() -> None:
     assert "greedy fusion instead of dynamic programming: more than 1 states" in str(report)
 
 
+def test_groups_beyond_the_limit_are_dropped_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = x_input(32, 64)
+    for number in range(3):
+        x = linear(x, 64, number)
+    costs = ByLabel({"matmul+matmul": 1e-4, "matmul+matmul+matmul": 1e-9})
+    assert labels(partition(graph_of(x), costs=costs)) == ["matmul+matmul+matmul"]
+    monkeypatch.setattr(units, "MAX_GROUPS", 1)
+    found = partition(graph_of(x), costs=costs)
+    assert sorted(labels(found)) == ["matmul", "matmul+matmul"]
+    assert found.fusion is not None
+    assert found.fusion.note == "more than 1 groups with one output; the larger ones are not considered"
+
+
+def test_every_limit_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(units, "MAX_GROUPS", 1)
+    monkeypatch.setattr("tilewright.rewrites.dynamic.MAX_LARGER", 1)
+    x = x_input(32, 64)
+    for number in range(3):
+        x = linear(x, 64, number)
+    found = partition(graph_of(x), costs=ByLabel({"matmul+matmul": 1e-4}))
+    assert found.fusion is not None
+    assert "more than 1 groups with one output" in found.fusion.note
+    assert "more than 1 larger groups" in found.fusion.note
+
+
 def test_a_graph_with_too_many_units(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tilewright.rewrites.dynamic.MAX_UNITS", 1)
     block = linear(linear(x_input(32, 64), 128), 64, seed=1)
@@ -196,6 +221,36 @@ def test_the_report_says_what_each_alternative_would_have_cost() -> None:
     (row,) = found.fusion.considered
     assert (row.label, row.used, row.is_greedy) == ("matmul+relu+matmul", False, False)
     assert (row.seconds, row.separate_seconds) == (2.5e-3, 2e-3)
+    assert [(part.label, part.seconds) for part in row.parts] == [("matmul+relu", 1e-3), ("matmul", 1e-3)]
+    assert not row.rest and row.gain == pytest.approx(-0.25)
+    assert str(row) == (
+        "matmul+relu+matmul, f32[32,64]: 2500.0 us as one kernel (predicted); 2000.0 us in use (predicted):"
+        " matmul+relu 1000.0, matmul 1000.0"
+    )
+
+
+def test_a_group_is_compared_with_the_kernels_in_use_and_what_else_they_compute() -> None:
+    x = x_input(16, 16)
+    for number in range(3):
+        x = linear(x, 16, number)
+    costs = ByLabel({"matmul+matmul": 1.4e-3, "matmul+matmul+matmul": 2.2e-3})
+    found = partition(graph_of(x), costs=costs)
+    assert labels(found) == ["matmul+matmul+matmul"] and found.fusion is not None
+    rows = {(row.label, row.used): row for row in found.fusion.considered}
+    whole = rows.pop(("matmul+matmul+matmul", True))
+    assert [part.label for part in whole.parts] == ["matmul"] * 3 and whole.gain == pytest.approx(0.8 / 3)
+    (pair,) = rows.values()
+    assert [part.label for part in pair.parts] == ["matmul+matmul+matmul"]
+    assert [part.label for part in pair.rest] == ["matmul"]
+    assert pair.total_seconds == pytest.approx(2.4e-3) and pair.calls == 2
+
+
+def test_a_gain_within_the_margin_is_said() -> None:
+    block = linear(linear(x_input(32, 64), 128), 64, seed=1)
+    found = partition(graph_of(block), costs=ByLabel({"matmul+matmul": 2e-3 * (1 - MARGIN / 2)}))
+    assert found.fusion is not None
+    (row,) = found.fusion.considered
+    assert not row.used and str(row).endswith("; a predicted gain below 5% does not count")
 
 
 # -- each rule on groups ----------------------------------------------------------------------------------------------

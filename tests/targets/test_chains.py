@@ -113,7 +113,7 @@ def test_explain_shows_why_a_chain_was_not_fused() -> None:
     shown = structs.replace(model.explain(), fusion=FusionReport("dynamic", 2, 2, refused=(refused,)))
     text = " ".join(str(shown).split())
     assert (
-        "not fused" in text and "linear+gelu+linear, f16[512,768] (12 times): a product has more than" in text
+        "unfused" in text and "linear+gelu+linear, f16[512,768] (12 times): a product has more than" in text
     )
     assert shown.to_dict()["fusion"]["refused"][0]["calls"] == 12
 

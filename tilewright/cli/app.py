@@ -256,6 +256,7 @@ def advise(
             budget=within,
             numerics=build.numerics,
             threads=build.threads,
+            partition=build.partition,
             db=build.db,
             trace=trace,
         )
@@ -301,7 +302,17 @@ def _passes_checked(source: ModelSource, compiled: CompiledModel, build: BuildOp
 
     given = source.examples
     arrays = random_inputs(compiled.plan, build.seed) if given is None else compiled._arrays(given)
-    return check_passes(source.model, given, arrays, target=build.target, numerics=compiled.plan.numerics)
+    return check_passes(
+        source.model,
+        given,
+        arrays,
+        target=build.target,
+        partition=build.partition,
+        lock=build.lock,
+        db=build.db,
+        numerics=compiled.plan.numerics,
+        threads=build.threads,
+    )
 
 
 def _checked(source: ModelSource, compiled: CompiledModel, seed: int) -> Any:

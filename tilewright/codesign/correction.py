@@ -29,7 +29,7 @@ from tilewright.errors import HardwareRangeError, MeasuredDataError
 
 # Chosen on random and automatic mappings, by leaving whole layers out.
 _LENGTH = 12.0
-_MOST = 0.7  # of what is learned, as a logarithm: some random rows took 10 to 200 times as long
+_MAX_LEARNED = 0.7  # of what is learned, as a logarithm: some random rows took 10 to 200 times as long
 
 
 class _Kind(NamedTuple):
@@ -212,7 +212,7 @@ def _examples(points: Points, kind: _Kind, fitted: Fitted) -> tuple[np.ndarray, 
     calls = _calls(points)
     raw = _of_kind(features(calls, points.nests, points.mappings, fitted), kind)
     logs = np.log(points.targets[TARGET] / calls.cycles(fitted))
-    return raw, np.clip(logs, -_MOST, _MOST), np.full(len(points), kind.noise)
+    return raw, np.clip(logs, -_MAX_LEARNED, _MAX_LEARNED), np.full(len(points), kind.noise)
 
 
 def _kernel(left: np.ndarray, right: np.ndarray) -> np.ndarray:

@@ -126,11 +126,8 @@ class Attention:
     def update(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
             self._validity.add(outcome)
-            seconds = outcome.seconds
-            if seconds is None or not (math.isfinite(seconds) and seconds > 0):
-                continue
-            if math.isfinite(self._analytical.seconds(outcome.config)):
-                self._times.setdefault(outcome.config, []).append(seconds)
+            if outcome.time is not None and math.isfinite(self._analytical.seconds(outcome.config)):
+                self._times.setdefault(outcome.config, []).append(outcome.time)
                 self._stale = True
 
     def predict(self, configs: Sequence[Config]) -> Prediction:
@@ -199,16 +196,14 @@ class Attention:
         for one in warm:
             model = Analytical(one.candidates, one.threads)
             usable = [
-                outcome
+                (outcome.config, outcome.time)
                 for outcome in one.outcomes[:left]
-                if outcome.seconds is not None and math.isfinite(model.seconds(outcome.config))
+                if outcome.time is not None and math.isfinite(model.seconds(outcome.config))
             ]
             if len(usable) < _MIN:
                 continue
-            said = _said(self._network, Tokeniser(model), [outcome.config for outcome in usable])
-            found = np.array(
-                [math.log(o.seconds or 1.0) - each[0] for o, each in zip(usable, said, strict=True)]
-            )
+            said = _said(self._network, Tokeniser(model), [config for config, _ in usable])
+            found = np.array([math.log(time) - each[0] for (_, time), each in zip(usable, said, strict=True)])
             errors.append(found - found.mean())
             rows.append(np.array([each[3] for each in said]))
             left -= len(usable)

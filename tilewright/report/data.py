@@ -20,6 +20,7 @@ from tilewright.hw import CpuMachine
 from tilewright.hw.gpu import GpuMachine
 from tilewright.measure.calibration import Calibration, Speeds
 from tilewright.report.code import Code
+from tilewright.runtime.plan import FusionReport
 from tilewright.support.layers import shared_name
 from tilewright.support.version import VERSION
 
@@ -172,6 +173,7 @@ class ModelReport:
     constant_bytes: int
     baseline: Baseline | None = None
     steps: tuple[StepReport, ...] = ()
+    fusion: FusionReport | None = None  # the groups that kernels compute, and what others would have cost
 
 
 @dataclass(frozen=True)

@@ -122,6 +122,7 @@ def report_on_model(
         constant_bytes=plan.memory.constant_bytes,
         baseline=baseline,
         steps=tuple(steps),
+        fusion=explanation.fusion,
     )
     return report(name, machine, tasks, about, events)
 

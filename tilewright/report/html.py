@@ -63,6 +63,7 @@ def _render(report: Report, code_lines: int) -> str:
         roofline=charts.roofline(report),
         memory=charts.memory(report),
         network=network(report),
+        fusion=None if report.model is None else report.model.fusion,
         shapes=charts.SHAPES,
         above_roof=sum(task.is_above_roof for task in report.tasks),
         most_layers=_MAX_LAYERS,

@@ -25,7 +25,7 @@ from tilewright.rewrites import endings
 from tilewright.rewrites.fuse import Fused, Group
 from tilewright.rewrites.oracle import ExplainsRefusals, GroupCosts, Price
 from tilewright.rewrites.units import Unit, Units
-from tilewright.runtime.plan import FusionReport, GroupReport, RefusedGroup
+from tilewright.runtime.plan import FusionReport, GroupReport, PartReport, RefusedGroup
 from tilewright.support.layers import merged
 
 MARGIN = 0.05  # a predicted gain below this share of a group's time does not count
@@ -112,7 +112,7 @@ class _Search:
         self._tasks: dict[object, Task] = {}
         self._prices: dict[object, Price | None] = {}
         self._refused: dict[object, RefusedGroup] = {}
-        self.note = ""
+        self._notes: dict[str, None] = {}
         self.states = self.asked = 0
         self.single = [_Option((unit,), False, self._signature((unit,))) for unit in units.all]
         self.greedy = self._of_greedy(greedy)
@@ -177,7 +177,7 @@ class _Search:
 
     def _is_legal(self, signature: object, units: Sequence[Unit]) -> bool:
         if len(self.larger) >= MAX_LARGER:
-            self.note = f"more than {MAX_LARGER} larger groups; others are not used"
+            self._notes[f"more than {MAX_LARGER} larger groups; others are not used"] = None
             return False
         if signature not in self._legal:
             self._legal[signature] = self._costs.can_compute(self._task(signature, units))
@@ -208,7 +208,7 @@ class _Search:
             # Without a time there is nothing to compare: it is used where greedy fusion made it, and nowhere else.
             option.is_legal, option.seconds = option.is_greedy, 0.0
             if option.is_greedy:
-                self.note = "some groups have no time and stay as greedy fusion makes them"
+                self._notes["some groups have no time and stay as greedy fusion makes them"] = None
             return
         is_sure = option.is_greedy or option.price.measured
         option.seconds = option.price.seconds * (1.0 if is_sure else 1.0 + MARGIN)
@@ -238,7 +238,7 @@ class _Search:
                 return chosen
             for option in unknown:
                 if option.signature not in self._prices and self.asked >= MAX_ASKED:
-                    self.note = f"priced {MAX_ASKED} larger groups; the rest were skipped"
+                    self._notes[f"priced {MAX_ASKED} larger groups; the rest were skipped"] = None
                     option.is_legal = False
                     continue
                 self.asked += option.signature not in self._prices
@@ -279,6 +279,7 @@ class _Search:
         covered = [option for option in (*self.single, *self.greedy) if option.is_greedy]
         compared = {unit for option in (*self.greedy, *self.larger) for unit in option.units}
         taken = {option.bits for option in chosen}
+        owner = {unit.number: option for option in chosen for unit in option.units}
         seconds = sum((_plain(option) for option in chosen if compared.issuperset(option.units)), 0.0)
         baseline = sum((_plain(option) for option in covered if compared.issuperset(option.units)), 0.0)
         rows: dict[tuple[str, bool], GroupReport] = {}
@@ -288,6 +289,11 @@ class _Search:
             task = self._task(option.signature, option.units)
             used = option.bits in taken
             known = rows.get((task.key, used))
+            parts, rest = [self.single[unit.number] for unit in option.units], []
+            if not used:
+                parts = list(dict.fromkeys(owner[unit.number] for unit in option.units))
+                besides = (unit for part in parts for unit in part.units if unit not in option.units)
+                rest = [self.single[unit.number] for unit in besides]
             rows[task.key, used] = GroupReport(
                 task.label,
                 _shape(task),
@@ -297,6 +303,10 @@ class _Search:
                 sum(_plain(self.single[unit.number]) for unit in option.units),
                 option.price.measured,
                 1 if known is None else known.calls + 1,
+                _layers(option.units),
+                self._parts(parts),
+                self._parts(rest),
+                MARGIN,
             )
         return FusionReport(
             "dynamic",
@@ -307,10 +317,20 @@ class _Search:
             baseline,
             self.states,
             len(self._prices),
-            self.note,
+            "; ".join([*([self._units.note] if self._units.note else []), *self._notes]),
             tuple(rows.values()),
             tuple(self._refused.values()),
         )
+
+    def _parts(self, options: Sequence[_Option]) -> tuple[PartReport, ...]:
+        """What each of these costs; nothing if that is not known of all."""
+        found = []
+        for option in options:
+            if option.price is None:
+                return ()
+            label = self._task(option.signature, option.units).label
+            found.append(PartReport(label, option.price.seconds, option.price.measured))
+        return tuple(found)
 
 
 def _plain(option: _Option) -> float:

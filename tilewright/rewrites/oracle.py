@@ -17,6 +17,9 @@ class CostOracle(Protocol):
     def seconds(self, task: Task) -> float:
         """The time of the task's best kernel."""
 
+    def kernel_seconds(self) -> float:
+        """The time that each further kernel adds to a model's call, besides its own."""
+
     def upper_bound(self, task: Task) -> tuple[float, bool]:
         """An upper bound on the time of the best kernel, found with less effort, and whether it is exact."""
 
@@ -75,6 +78,9 @@ class FewestBytes:
     def seconds(self, task: Task) -> float:
         first = any(node.attrs.get("layout") == "channels_first" for node in task.graph.nodes())
         return float("inf") if first else 0.0
+
+    def kernel_seconds(self) -> float:
+        return 0.0
 
     def upper_bound(self, task: Task) -> tuple[float, bool]:
         return self.seconds(task), True

@@ -78,6 +78,13 @@ def choose_implementations(
     return Chosen(joined, choices)
 
 
+def tunable_tasks(partitions: Sequence[Partition], target: Target) -> dict[str, tuple[Task, int]]:
+    """The tasks of several models that may be measured, each with the total number of its calls: those of the
+    partitions, and those that could replace pairs of them."""
+    pairs = alternatives(partitions) if target.joins_reductions() else {}
+    return {key: (pair.joined, pair.calls) for key, pair in pairs.items()} | together(partitions)
+
+
 def _works(partitions: Sequence[Partition], target: Target, numerics: str) -> dict[str, Work]:
     return {key: Work(task, target.machine, numerics) for key, (task, _) in together(partitions).items()}
 
@@ -124,9 +131,16 @@ def _tuned(
     tunables = {key: (TunableTask(work, threads, named[key]), calls[key]) for key, work in works.items()}
     close = [key for key, pair in pairs.items() if _is_close(pair, alternative_tasks[key], works)]
     tunables |= {key: (TunableTask(alternative_tasks[key], threads), pairs[key].calls) for key in close}
+    models = [[partition] for partition in partitions] if objective else [partitions]
     wanted = objective or Objective((Goal(calls),))
-    extra = {key: pairs[key].calls for key in close}
-    wanted = replace(wanted, goals=tuple(replace(goal, alternative_tasks=extra) for goal in wanted.goals))
+    goals = [
+        replace(
+            goal,
+            alternative_tasks={key: pair.calls for key, pair in alternatives(of).items() if key in close},
+        )
+        for goal, of in zip(wanted.goals, models, strict=True)
+    ]
+    wanted = replace(wanted, goals=tuple(goals))
 
     def linked(
         partition: Partition, choices: Choices, boundary: Boundary

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
 from random import Random
@@ -87,6 +88,17 @@ class CostModelSuite:
         costs = Analytical(other, _THREADS)
         outcomes = [Outcome(config, costs.seconds(config)) for config in other.sample(Random(1), 20)]
         model = self.make(_candidates(), _THREADS, 0, [Experience(other, _THREADS, outcomes)])
+        assert np.all(np.isfinite(model.predict(_configs()).seconds))
+
+    def test_times_that_are_no_times_do_no_harm(self) -> None:
+        """Neither of this task nor of another, such as from a record that somebody else has written."""
+        outcomes = [
+            Outcome(config, seconds)
+            for config, seconds in zip(_configs(), 5 * (0.0, -1e-3, math.inf, math.nan, 1e-3), strict=False)
+        ]
+        model = self.make(_candidates(), _THREADS, 0, [Experience(_candidates(), _THREADS, outcomes)])
+        assert np.all(np.isfinite(model.predict(_configs()).seconds))
+        model.update(outcomes)
         assert np.all(np.isfinite(model.predict(_configs()).seconds))
 
     def test_it_ranks_better_for_what_it_has_seen(self) -> None:

@@ -32,6 +32,7 @@ from tilewright.runtime.plan import ALIGNMENT
 from tilewright.runtime.threads import resolve as resolve_threads
 from tilewright.space.space import Config
 from tilewright.space.terms import Counted
+from tilewright.space.tile_operator import GPU_OPTIONS
 from tilewright.support.bundle import Bundle, bundle_of, constant_reference
 from tilewright.tile.frontend.source import Parameter
 from tilewright.tile.ir import Pointer, TileType
@@ -41,7 +42,7 @@ from tilewright.tile.passes.written import written_params
 from tilewright.tune.kernel_space import KernelSpace
 from tilewright.tune.kernel_tunable import Launched, LaunchFacts, TunableKernel, template_of
 
-CPU_OPTIONS, GPU_OPTIONS = ("threads",), ("warps", "stages")
+CPU_OPTIONS = ("threads",)
 
 
 class LaunchedKernel(Launched, Protocol):

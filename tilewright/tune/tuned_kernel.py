@@ -137,7 +137,7 @@ class TunedKernel:
             extra = how.pop("options", None) or {}
             bound = self._bound(args, kwargs)
             if (recording := recorded_launches()) is not None:
-                recording.append(RecordedLaunch(self, grid, bound, is_tuned=True))
+                recording.append(RecordedLaunch(self, grid, bound, is_tuned=True, options=extra))
                 return
             knobs, options = self._config_for(grid, bound)
             self.launched.launch(grid, {**bound, **knobs}, {**options, **extra}, **how)

@@ -121,10 +121,12 @@ def tune(
 
 @dataclass(frozen=True)
 class _Round:
-    """A started round: the configs of one tunable, and the seconds spent on proposing them."""
+    """A started round: the configs of one tunable, the seconds expected of each, and the seconds spent on proposing
+    them."""
 
     key: str
     configs: list[Config]
+    predicted: Mapping[Config, float]
     seconds: float
 
 
@@ -313,10 +315,11 @@ class _Run:
         runner.expect(state.job)
         most = None if self.tuning.trials is None else self.tuning.trials - self._asked
         configs = state.ask(most)
+        predicted = state.predict(configs) if configs else {}
         self._asked += len(configs)
         if runner.ahead:
             runner.prepare(state.job, configs)
-        return _Round(key, configs, time.monotonic() - begin)
+        return _Round(key, configs, predicted, time.monotonic() - begin)
 
     def _finish_round(self, begun: _Round, runner: Measuring) -> None:
         state, configs = self.states[begun.key], begun.configs
@@ -331,8 +334,8 @@ class _Run:
                 if not runner.ahead:
                     self._note_builds(measured)
                 with self.shield():
-                    predicted = state.predict(configs)
-                    self.database.add(state.tell(measured, predicted))
+                    self.database.add(state.records(measured, begun.predicted))
+                    state.tell(measured)
                 runner.acknowledge(state.job, measured)
             span.note(
                 best=state.standing.best,

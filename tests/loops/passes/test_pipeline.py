@@ -212,7 +212,10 @@ def test_a_load_that_depends_on_the_iteration_before() -> None:
     read = p.threads(Store(row, te.as_index(0), following))
     begin = p.threads(Store(row, te.as_index(0), te.as_index(0)))
     body = p.loop(Await(0), p.copies(said), Commit(), Await(0), p.added(), read)
-    refused(p.program(p.cleared(), begin, body, p.written()), "depends on row, which loop k writes")
+    refused(
+        p.program(p.cleared(), begin, body, p.written()),
+        "depend on row, which loop k wrote in the previous iteration",
+    )
 
 
 def test_data_of_the_iteration_before() -> None:

@@ -156,7 +156,7 @@ REFUSED = {
     ),
     "a prefetch": (
         lambda: threads().prefetch("p.r0.o", "b").program(),
-        "vthread: Prefetch is no statement of a decoupled unit",
+        "vthread: Prefetch is not supported in decoupled units",
     ),
     "a reduction": (
         lambda: plain().vthread("p.r0.o"),

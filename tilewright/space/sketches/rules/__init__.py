@@ -34,6 +34,11 @@ RULES: list[Rule] = [
     InlineAgain(),
     Skip(),
 ]
+_BUILT_IN = tuple(RULES)
+
+
+def is_built_in(rule: Rule) -> bool:
+    return any(rule is other for other in _BUILT_IN)
 
 
 def register(rule: Rule, module: str | None = None) -> None:

@@ -76,7 +76,7 @@ NOTHING = Adaptation(None)
 
 
 @dataclass(frozen=True)
-class Belief:
+class ExplainedPrediction:
     """What the model believes about one config. Seconds: `analytical`, `network` with what the network has learned from
     other tasks, `predicted` with this task's trials. `spread`: the deviation of the logarithm of `predicted`. `valid`:
     the probability to build, run and be correct. `attention`: how much the other tokens attend to each in the last
@@ -148,7 +148,7 @@ class Attention:
         valid[finite] *= works
         return Prediction(seconds, spreads, valid)
 
-    def belief(self, config: Config) -> Belief | None:
+    def explain(self, config: Config) -> ExplainedPrediction | None:
         """None without weights, or if the config has no program."""
         analytical = self._analytical.seconds(config)
         if self._network is None or not math.isfinite(analytical):
@@ -156,7 +156,7 @@ class Attention:
         found = self.predict([config])
         (log,), _, _, _ = self._network_says([config])
         (shares,) = self._network.attention(self._tokeniser.tokens([config]))
-        return Belief(
+        return ExplainedPrediction(
             analytical,
             math.exp(log),
             float(found.seconds[0]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tilewright.cost.attention import Attention, Belief
+from tilewright.cost.attention import Attention, ExplainedPrediction
 from tilewright.cost.models import cost_model_named
 from tilewright.db.record import Record
 from tilewright.report.data import ConfigBelief, TaskBeliefs
@@ -38,7 +38,7 @@ def beliefs_of(
     model.update(list(outcomes.values()))
     chosen = candidates.recalled(winner)
     found = {
-        config: model.belief(config) for config in dict.fromkeys([*outcomes, *([chosen] if chosen else [])])
+        config: model.explain(config) for config in dict.fromkeys([*outcomes, *([chosen] if chosen else [])])
     }
     known = {config: belief for config, belief in found.items() if belief is not None}
     if chosen not in known:
@@ -53,7 +53,7 @@ def beliefs_of(
 
 
 def _row(
-    config: Config, belief: Belief, outcome: Outcome | None, is_winner: bool, is_default: bool
+    config: Config, belief: ExplainedPrediction, outcome: Outcome | None, is_winner: bool, is_default: bool
 ) -> ConfigBelief:
     roles = [role for role, holds in (("chosen", is_winner), ("untuned", is_default)) if holds]
     return ConfigBelief(

@@ -236,7 +236,14 @@ class _Run:
             }
             for key, tunable in self.tunables.items()
         ]
-        self.trace.mark("tune.begin", budget=self.tuning.seconds, effort=self.tuning.effort, tasks=tasks)
+        tuning = self.tuning
+        self.trace.mark(
+            "tune.begin",
+            budget=tuning.seconds,
+            effort=tuning.effort,
+            cost_model=tuning.cost_model,
+            tasks=tasks,
+        )
 
     # -- rounds -------------------------------------------------------------------------------------------------------
 

@@ -125,9 +125,7 @@ def test_explain_shows_why_a_chain_was_not_fused() -> None:
     lines = str(explanation).splitlines()
     assert max(map(len, lines)) <= 80
     text = " ".join(" ".join(lines).split())
-    assert (
-        "unfused first + relu + second, f32[64,8]: the results between its products take at least" in text
-    )
+    assert "unfused first + relu + second, f32[64,8]: the results between its products take at least" in text
     (refused,) = explanation.to_dict()["fusion"]["refused"]
     assert refused["reason"].endswith("that a core keeps") and refused["calls"] == 1
 

@@ -276,13 +276,29 @@ def test_a_reference_that_disagrees_is_found_when_a_model_is_compiled() -> None:
         ReferenceMismatchError, match="twtest::copy: the kernel and its reference disagree: 20 of 20"
     ):
         wrong.check(torch.randn(4, 5))
+    with pytest.raises(ReferenceMismatchError, match=r"lambda x: x \+ 1\)\n *\^+\n"):
+        wrong.check(torch.randn(4, 5))
     with pytest.raises(ReferenceMismatchError, match="disagree"):
         compiled(wrong)
 
 
 def test_a_reference_of_another_shape() -> None:
     with pytest.raises(ReferenceMismatchError, match=r"returns f32\[4\], and the shape rule says f32\[4,5\]"):
-        compiled(operator(reference=lambda x: x.sum(1)))
+        compiled(operator(reference=sums))
+
+
+def sums(x: torch.Tensor) -> torch.Tensor:
+    return x.sum(1)
+
+
+def test_a_mismatch_shows_the_reference() -> None:
+    with pytest.raises(ReferenceMismatchError) as caught:
+        operator(reference=sums).check(torch.randn(4, 5))
+    assert f'File "{__file__}"' in str(caught.value)
+    assert "    def sums(x: torch.Tensor) -> torch.Tensor:\n    ^^^^" in str(caught.value)
+    with pytest.raises(ReferenceMismatchError) as caught:  # a function without source
+        operator(reference=torch.nn.ReLU()).check(torch.randn(4, 5))
+    assert "File" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,12 @@ from tilewright.report.charts import memory, roofline, tuning_curve
 from tilewright.report.code import Code, clipped, hot_loop
 from tilewright.report.data import (
     Baseline,
+    ConfigBelief,
     MachineSummary,
     ModelReport,
     Report,
     StepReport,
+    TaskBeliefs,
     TaskReport,
     TrialPoint,
     report,
@@ -85,6 +87,16 @@ def task(
         layers=() if label else (f"layer{number}.0.conv1 + bn1", f"layer{number}.1.conv1 + bn1"),
         default="contraction: rows=0",
         winner=f"contraction: rows={trials - 1}",
+        beliefs=TaskBeliefs(
+            trials,
+            (
+                ConfigBelief(
+                    label or "contraction: rows=8", "chosen", 3e-4, 2e-4, 1.1e-4, 0.2, 0.98, seconds
+                ),
+                ConfigBelief("contraction: rows=4", "", 3e-4, 2e-4, 1.2e-4, 0.2, 0.98, None),
+            ),
+            (("terms", 0.5), (label or "rows=8", 0.3), ("machine", 0.2)),
+        ),
     )
 
 
@@ -150,6 +162,18 @@ class Reader(html.parser.HTMLParser):
     def handle_data(self, data: str) -> None:
         if not self.open or self.open[-1] not in ("style", "script"):
             self.words += data
+
+
+def test_what_the_cost_model_believes_is_shown_if_it_was_used() -> None:
+    found = sample(2)
+    page = render(found)
+    words = " ".join(Reader(page).words.split())
+    assert 'href="#beliefs"' in page
+    assert "chosen: contraction: rows=8 300 µs 200 µs 110 µs 1.22× 98% 100 µs" in words
+    assert "contraction: rows=4 300 µs 200 µs 120 µs 1.22× 98% –" in words
+    assert words.index("terms 50.0%") < words.index("rows=8 30.0%") < words.index("machine 20.0%")
+    without = replace(found, tasks=tuple(replace(task, beliefs=None) for task in found.tasks))
+    assert "beliefs" not in render(without)
 
 
 def test_the_use_of_a_pools_devices_is_shown() -> None:

@@ -20,6 +20,7 @@ from tilewright.frontend import import_model
 from tilewright.graph.task import Partition
 from tilewright.hw import host
 from tilewright.hw.gpu import H200
+from tilewright.rewrites import dynamic
 from tilewright.space.template import Work
 from tilewright.support.trace import Trace
 from tilewright.targets.cpu import CpuTarget
@@ -114,15 +115,18 @@ def test_a_data_set_has_the_same_tasks_whatever_was_tuned(
 ) -> None:
     monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
     target = CpuTarget(host())
-    model, x = nn.Sequential(nn.Linear(64, 64), nn.Softmax(1), nn.Softmax(1)).eval(), torch.zeros(64, 64)
+    monkeypatch.setattr(dynamic, "MARGIN", 0.9)  # so that there is a rival
+    model, x = feed_forward(64, 128).eval(), torch.zeros(256, 64)
     before = {source.make().key for source in model_sources([("model", model, (x,))], target)}
     imported = import_model(model, (x,))
+    predicted = target.partition(imported, "fast", Trace.off(), cutting=Cutting(measured=False))
+    rival = predicted.rival()
+    assert rival is not None
     with Database.open() as database:
-        for task, _ in computed(
-            target.partition(imported, "fast", Trace.off(), cutting=Cutting("greedy"))
-        ).values():
-            work = Work(task, host(), "fast")
-            database.decide(Decision(Key.of(work, 0), choose(work).config, 10.0, "quick", 60.0, 12))
+        for cut, seconds in ((predicted, 10.0), (rival.partition, 1e-6)):
+            for task, _ in computed(cut).values():
+                work = Work(task, host(), "fast")
+                database.decide(Decision(Key.of(work, 0), choose(work).config, seconds, "quick", 60.0, 12))
     measured = computed(target.partition(imported, "fast", Trace.off()))
     after = {source.make().key for source in model_sources([("model", model, (x,))], target)}
     assert after == before != set(measured)

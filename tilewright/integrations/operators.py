@@ -39,6 +39,7 @@ from tilewright.space.tile_operator import (
     gpu_options_of,
 )
 from tilewright.support.bundle import bundle_of, constant_reference
+from tilewright.support.source import location_of
 from tilewright.tile.frontend.builder import is_number, literal_type
 from tilewright.tile.kernel import Kernel
 from tilewright.tile.passes.written import written_params
@@ -78,8 +79,8 @@ def op(
       models are checked against, and what runs on targets that cannot run the kernel.
     - `tolerance`: relative, of the kernel against the reference; None: by the type of the elements.
 
-    A compiled model takes operators that launch one kernel, which only stores to `out`. For a GPU it launches the
-    kernel with its options `warps` and `stages`; the number of threads is the model's. When a model is compiled, the
+    A compiled model takes operators that launch one kernel, which only stores to `out`. On a GPU the kernel has the
+    options `warps` and `stages` of that launch; the number of threads is the model's. When a model is compiled, the
     kernel is compared with the reference once: ReferenceMismatchError where they differ. No gradients are defined.
     """
     if not re.fullmatch(r"[A-Za-z_]\w*::[A-Za-z_]\w*", name):
@@ -223,16 +224,21 @@ class Operator:
         want = self.reference(*given)
         if not isinstance(want, torch.Tensor):
             raise ReferenceMismatchError(
-                f"the reference of {self.name} returns a {type(want).__name__}, not a tensor"
+                f"the reference of {self.name} returns a {type(want).__name__}, not a tensor",
+                where=location_of(self.reference),
             )
         if want.shape != got.shape or want.dtype != got.dtype:
             raise ReferenceMismatchError(
                 f"the reference of {self.name} returns {want.dtype} {list(want.shape)}, and the shape rule says"
-                f" {got.dtype} {list(got.shape)}"
+                f" {got.dtype} {list(got.shape)}",
+                where=location_of(self.reference),
             )
         error, wrong = difference(_array(got), _array(want), None, self._allowed(got.dtype))
         if wrong:
-            raise ReferenceMismatchError(f"{self.name}: the kernel and its reference disagree: {wrong}")
+            raise ReferenceMismatchError(
+                f"{self.name}: the kernel and its reference disagree: {wrong}",
+                where=location_of(self.reference),
+            )
         return error
 
     def _allowed(self, dtype: Any) -> float | None:
@@ -307,7 +313,8 @@ class Operator:
         (output,) = found.outputs
         if output.type != result:
             raise ReferenceMismatchError(
-                f"the reference of {self.name} returns {output.type!r}, and the shape rule says {result!r}"
+                f"the reference of {self.name} returns {output.type!r}, and the shape rule says {result!r}",
+                where=location_of(self.reference),
             )
         graph = Decompose(keeps_attention=False).run(found)
         for node in graph.nodes():
@@ -332,7 +339,9 @@ def _imported_reference(
     tensors = [each for each in _examples(types, numbers) if isinstance(each, torch.Tensor)]
     graph = import_model(Reference().eval(), tuple(tensors)).graph
     if len(graph.outputs) != 1:
-        raise ReferenceMismatchError(f"a reference returns {len(graph.outputs)} tensors instead of one")
+        raise ReferenceMismatchError(
+            f"a reference returns {len(graph.outputs)} tensors instead of one", where=location_of(reference)
+        )
     return graph
 
 

@@ -31,13 +31,14 @@ from tilewright.measure.shared_checks import SharedValidation, share_validation
 from tilewright.measure.single import Built
 from tilewright.measure.trial import TaskJob
 from tilewright.measure.validation import make_validation
+from tilewright.runtime.plan import VendorCall
 from tilewright.space.candidates import Candidates
 from tilewright.space.space import Config
 from tilewright.support.process import Channel
 
 _KEPT_JOBS = 16
 _COLLECTED = 8  # builds between garbage collections: collecting continuously would take a tenth of the time
-# Raised before any code is generated: the config is at fault, not the generated code.
+# The config is at fault, not the generated code.
 _ILLEGAL = (SpaceError, ScheduleError, SketchError, VerificationError, KernelError)
 
 
@@ -121,6 +122,9 @@ class BuildServer:
         machine = request.job.machine
         cache = ObjectCache.default() if generator(machine.kind).KEEPS_TRIALS else None
         built = Built.of(implementation, machine, request.job.numerics, cache)
+        for part in implementation.parts:
+            if not isinstance(part.body, VendorCall):
+                generator(machine.kind).check_trial(part.body, machine, request.job.numerics, cache)
         return Made(built, time.perf_counter() - begin)
 
     def _not_imported(self, module: str) -> str:

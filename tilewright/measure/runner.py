@@ -294,8 +294,8 @@ class Runner:
         self._order_builds(job, configs)
 
         def is_done() -> bool:
-            drawn = (job, self.seed) in self._validations
-            return drawn and not any((job, config) in self._building for config in configs)
+            is_ready = (job, self.seed) in self._validations
+            return is_ready and not any((job, config) in self._building for config in configs)
 
         self._work_off(is_done, deadline)
         found: dict[Config, Made | Failed] = {}

@@ -59,6 +59,7 @@ def _render(report: Report, code_lines: int) -> str:
         curves=curves[:_MAX_CURVES],
         more_curves=max(0, len(curves) - _MAX_CURVES),
         predictions=charts.predictions(report),
+        beliefs=[(number, task) for number, task in enumerate(report.tasks, start=1) if task.beliefs],
         roofline=charts.roofline(report),
         memory=charts.memory(report),
         network=network(report),

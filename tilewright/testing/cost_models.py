@@ -58,6 +58,13 @@ class CostModelSuite:
         assert np.all(found.seconds > 0) and np.all(np.isfinite(found.seconds))
         assert np.all(found.spread >= 0) and np.all((found.valid >= 0) & (found.valid <= 1))
 
+    def test_a_prediction_does_not_depend_on_its_company(self) -> None:
+        together, model = self._model().predict(_configs()[:8]), self._model()
+        for at, config in enumerate(_configs()[:8]):
+            alone = model.predict([config])
+            for one, several in zip(alone, together, strict=True):
+                np.testing.assert_allclose(one[0], several[at], rtol=1e-4)
+
     def test_nothing_is_predicted_for_nothing(self) -> None:
         assert len(self._model().predict([]).seconds) == 0
 

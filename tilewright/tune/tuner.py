@@ -33,7 +33,7 @@ from tilewright.runtime.plan import Origin
 from tilewright.space.space import Config
 from tilewright.support.fingerprint import fingerprint
 from tilewright.support.trace import Trace
-from tilewright.tune.allocate import ALLOCATIONS, Goal, Objective, next_task
+from tilewright.tune.allocate import ALLOCATIONS, Goal, Objective, TaskStanding, next_task
 from tilewright.tune.choose import Choice
 from tilewright.tune.confirm_in_model import Models, comparison_seconds, confirm_in_model
 from tilewright.tune.effort import CONVERGED, Tuning
@@ -106,7 +106,7 @@ def tune(
     - `runner`: makes a runner with this many threads.
     - `models`: the models, for the confirmation of winners.
     - `alone`: keys that no model calls.
-    - `timed`: keys that are measured even if they have only one candidate.
+    - `timed`: keys that are measured even if they have only one candidate, and before the others.
     """
     calls = {key: count for key, (_, count) in tunables.items()}
     objective = objective or Objective((Goal(calls),))
@@ -236,7 +236,14 @@ class _Run:
             }
             for key, tunable in self.tunables.items()
         ]
-        self.trace.mark("tune.begin", budget=self.tuning.seconds, effort=self.tuning.effort, tasks=tasks)
+        tuning = self.tuning
+        self.trace.mark(
+            "tune.begin",
+            budget=tuning.seconds,
+            effort=tuning.effort,
+            cost_model=tuning.cost_model,
+            tasks=tasks,
+        )
 
     # -- rounds -------------------------------------------------------------------------------------------------------
 
@@ -257,7 +264,7 @@ class _Run:
                     busy = {each.key for each in begun}
                     free = {key: standing for key, standing in standings.items() if key not in busy}
                     fixed = decided | {key: standings[key].best for key in busy}
-                    key = next_task(free, self.objective, fixed, ALLOCATIONS[self.tuning.allocation])
+                    key = self._next(free, fixed)
                     if key is None or (why := "budget" if runner.spent else self._reason_to_stop(key)):
                         break
                     begun.append(self._begin_round(key, runner))
@@ -268,6 +275,15 @@ class _Run:
                     why = self._reason_to_stop(None)
             self._confirm_all(runner, why)
         return why
+
+    def _next(self, free: Mapping[str, TaskStanding], fixed: Mapping[str, float]) -> str | None:
+        """The task for the next round: one that must be timed and is not yet, else the one with the most to gain."""
+        allocation = ALLOCATIONS[self.tuning.allocation]
+        first = {key: free[key] for key in free if key in self.timed and not self.states[key].trials}
+        best = {**fixed, **{key: standing.best for key, standing in free.items()}}
+        return next_task(first, self.objective, best, allocation) or next_task(
+            free, self.objective, fixed, allocation
+        )
 
     def _reason_to_stop(self, key: str | None) -> str:
         if key is None:

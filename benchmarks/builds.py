@@ -13,7 +13,7 @@ import argparse
 import struct
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that is not installed
@@ -26,10 +26,13 @@ from tilewright.hw import host
 from tilewright.measure.building import Made
 from tilewright.measure.failed import Failed
 from tilewright.measure.jobs import Job
-from tilewright.measure.runner import Runner
+from tilewright.measure.runner import Runner, WhenBuilt
+from tilewright.measure.single import Built
+from tilewright.measure.timing import QuickTimed, QuickTiming, SuccessiveHalving
 from tilewright.measure.trial import TaskJob
 from tilewright.space.space import Config
 from tilewright.support.fingerprint import fingerprint
+from tilewright.support.process import Dead
 
 SAID_SECONDS = 10.0  # between two lines of progress
 _LENGTH = struct.Struct("<Q")
@@ -50,6 +53,49 @@ class Planned(msgspec.Struct, frozen=True):
     configs: tuple[Config, ...]
 
 
+class ManyRunner(Runner):
+    """Builds and times thousands of configs of many tasks."""
+
+    def __enter__(self) -> ManyRunner:
+        return self
+
+    def build_all(self, wanted: Iterable[tuple[Job, Config]], done: WhenBuilt) -> None:
+        """Build configs of any tasks, in about this order, and pass each to `done` when it is ready."""
+        orders = list(self._build_orders(wanted, done))
+        self._queue.extend(orders)
+        self._work_off(lambda: not self._queue and not self._busy, None)
+
+    def successive_halving(
+        self, job: Job, made: Mapping[Config, Made], seconds: float
+    ) -> dict[Config, list[float]]:
+        """Time many configs, whoever built them, by successive halving for about this long: all at first, then those
+        near the best. A config that fails has no times."""
+        self.build(job, [])  # its validation
+        return self._interleaved(job, made, lambda numbers: SuccessiveHalving(numbers, seconds))
+
+    def screen(self, job: Job, start: Config, made: Mapping[Config, Made]) -> dict[Config, float | Failed]:
+        """The time of each config by a few calls, relative to `start`, which is validated. The others are not, so a
+        fast one may be wrong. The process that ran them is not reused."""
+        self.build(job, [])  # its validation
+        found: dict[Config, float | Failed] = {}
+        compared_to: int | None = None
+        for config, each in made.items():
+            try:
+                if compared_to is None:
+                    checked = self._check(job, made[start].built, (), None, None)
+                    if isinstance(checked, Failed):
+                        return {start: checked}
+                    compared_to = self._numbers
+                assert isinstance(each.built, Built)
+                reply = self._ask(QuickTiming(each.built, compared_to), None, None)
+                assert isinstance(reply, QuickTimed | Failed)
+                found[config] = reply.ratio if isinstance(reply, QuickTimed) else reply
+            except Dead as death:
+                found[config], compared_to = Failed.of(death), None
+        self._end_timer()
+        return found
+
+
 class Builds:
     """A file for each task and for each version of LLVM and of our sources: what others have built is not found."""
 
@@ -62,7 +108,7 @@ class Builds:
         wanted = set(configs)
         return {kept.config: kept.made for kept in self._read(name)[0] if kept.config in wanted}
 
-    def complete(self, plan: Sequence[Planned], runner: Runner) -> None:
+    def complete(self, plan: Sequence[Planned], runner: ManyRunner) -> None:
         """Build what is not there yet, the first task first. Each is kept as soon as it is there."""
         self.folder.mkdir(parents=True, exist_ok=True)
         names = {each.job: each.name for each in plan}
@@ -125,7 +171,7 @@ def main() -> int:
     parser.add_argument("--builders", type=int, default=None, help="processes; as many as there are cores")
     options = parser.parse_args()
     plan = read_plan(options.plan)
-    with Runner(plan[0].job.threads, builders=options.builders) as runner:
+    with ManyRunner(plan[0].job.threads, builders=options.builders) as runner:
         Builds(options.builds).complete(plan, runner)
     return 0
 

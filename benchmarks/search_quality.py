@@ -32,14 +32,13 @@ import numpy as np
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that is not installed
 
 import gpu_search
-from builds import Builds, Planned
+from builds import Builds, ManyRunner, Planned
 from search_tasks import MIN_POINTS, POINTS, ROUND_SECONDS, TASKS, Table, best_seconds, measure
 from tilewright import knobs
 from tilewright.cost.analytical import Analytical
 from tilewright.cost.boosted import Boosted
 from tilewright.cost.model import CostModel
 from tilewright.errors import TilewrightError
-from tilewright.measure.runner import Runner
 from tilewright.measure.trial import TaskJob
 from tilewright.search import SEARCHES
 from tilewright.space.candidates import Candidates
@@ -219,7 +218,7 @@ def run_build(tables: Sequence[Table], builds: Builds, threads: int) -> None:
         Planned(table.name, TaskJob.of(table.candidates.work, threads), tuple(table.listed))
         for table in tables
     ]
-    with Runner(threads) as runner:
+    with ManyRunner(threads) as runner:
         builds.complete(plan, runner)
 
 
@@ -230,7 +229,7 @@ def run_measure(tables: Sequence[Table], builds: Builds, seconds: float, threads
             print(f"{table.name}: complete", flush=True)
             continue
         try:
-            with Runner(threads) as runner:
+            with ManyRunner(threads) as runner:
                 print(f"[{number + 1}/{len(tables)}] {measure(table, runner, builds, seconds)}", flush=True)
         except TilewrightError as error:
             print(f"{table.name}: {error}", file=sys.stderr, flush=True)

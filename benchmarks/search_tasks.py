@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from builds import Builds
+from builds import Builds, ManyRunner
 from nondominated import Narrowed
 from tilewright.dtypes import DType
 from tilewright.graph.ir import Graph, Node, TensorType, input_node
@@ -28,7 +28,6 @@ from tilewright.graph.task import Task
 from tilewright.hw import CpuMachine, host
 from tilewright.measure.building import Made
 from tilewright.measure.cpu_timer import undisturbed
-from tilewright.measure.runner import Runner
 from tilewright.measure.trial import TaskJob
 from tilewright.space.candidates import Candidates
 from tilewright.space.outcome import Outcome
@@ -284,7 +283,7 @@ class Table:
         return {config: known[config] for config in self.listed if config in known}
 
 
-def measure(table: Table, runner: Runner, builds: Builds, seconds: float = ROUND_SECONDS) -> str:
+def measure(table: Table, runner: ManyRunner, builds: Builds, seconds: float = ROUND_SECONDS) -> str:
     """All configs that were built, interleaved. A machine that is slow for a while is slow for all, and those near the
     best have the most turns, so that none of them is best by luck."""
     job = TaskJob.of(table.candidates.work, runner.threads)

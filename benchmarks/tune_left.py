@@ -33,7 +33,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that is not installed
 
 from baselines.machine import describe
-from builds import Builds, Planned, write_plan
+from builds import Builds, ManyRunner, Planned, write_plan
 from nondominated import nondominated
 from search_tasks import Source, part_candidates
 from tilewright import frontend, knobs, zoo
@@ -46,7 +46,6 @@ from tilewright.link import Boundary, Linked
 from tilewright.measure.building import Made
 from tilewright.measure.cpu_timer import undisturbed
 from tilewright.measure.failed import Failed
-from tilewright.measure.runner import Runner
 from tilewright.measure.trial import TaskJob
 from tilewright.space.candidates import Candidates
 from tilewright.space.space import Config
@@ -146,7 +145,7 @@ def planned(model: Model, threads: int) -> list[Planned]:
 
 def measure(model: Model, database: Database, builds: Builds, threads: int, seconds: float) -> Iterator[str]:
     deadline = time.monotonic() + seconds
-    with Runner(threads) as runner:
+    with ManyRunner(threads) as runner:
         for key, each in model.heavy.items():
             start, known = each.start.config, each.known(database, threads)
             built = builds.of(key, each.configs)
@@ -273,7 +272,7 @@ def main() -> int:
         write_plan(planned(model, threads), options.plan)
         return 0
     if options.command == "build":
-        with Runner(threads) as runner:
+        with ManyRunner(threads) as runner:
             builds.complete(planned(model, threads), runner)
         return 0
     with Database.open(options.db) as database:

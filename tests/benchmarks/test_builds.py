@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks import builds as module
-from benchmarks.builds import Builds, Planned, read_plan, write_plan
+from benchmarks.builds import Builds, ManyRunner, Planned, read_plan, write_plan
 from tests.faults.candidates import product, softmax
 from tilewright.hw import host
 from tilewright.measure.building import Made
 from tilewright.measure.failed import Failed
-from tilewright.measure.runner import Runner
 from tilewright.measure.trial import TaskJob
 from tilewright.space.space import Config
 from tilewright.space.template import Work
@@ -30,7 +29,7 @@ def test_it_goes_on_where_it_was_cut_off(tmp_path: Path, monkeypatch: pytest.Mon
     assert read_plan(tmp_path / "plan") == plan
     builds = Builds(tmp_path / "builds")
     assert builds.of("product", [DEFAULT]) == {}
-    with Runner(1, builders=1) as runner:
+    with ManyRunner(1, builders=1) as runner:
         builds.complete(plan, runner)
         found = builds.of("product", [DEFAULT, NOBODY])
         assert isinstance(found[DEFAULT], Made) and isinstance(found[NOBODY], Failed)

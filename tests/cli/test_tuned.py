@@ -83,8 +83,9 @@ def runners_started() -> Iterator[list[str]]:
         _watching.remove(started)
 
 
-def invoke(*arguments: str) -> str:
-    done = CliRunner().invoke(app, [*arguments, "--threads", "1", "--json"])
+def invoke(*arguments: str, threads: int | None = 1) -> str:
+    counted = () if threads is None else ("--threads", str(threads))
+    done = CliRunner().invoke(app, [*arguments, *counted, "--json"])
     assert done.exit_code == 0, (done.output, done.exception)
     return done.stdout
 
@@ -372,7 +373,7 @@ def test_models_reach_a_gpu_that_is_described(tmp_path: Path, onnx_model: Tuned)
         )
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(tmp_path)
-            invoke("compile", *model, "--target", "sm_90", "-o", "gpu.tw")
+            invoke("compile", *model, "--target", "sm_90", "-o", "gpu.tw", threads=None)
         found = json.loads(_manifest(tmp_path / "gpu.tw"))
         assert found["variants"][0]["plan"]["target"]["cpu"] == "sm_90a"
 

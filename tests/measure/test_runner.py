@@ -16,6 +16,7 @@ from random import Random
 
 import pytest
 
+from benchmarks.builds import ManyRunner
 from tests.faults.candidates import product, softmax
 from tests.faults.kernels import with_part
 from tests.space.checked import Inputs
@@ -38,6 +39,12 @@ from tilewright.space.template import Work
 from tilewright.space.templates.default import DEFAULT
 
 NOBODY = Config("nobody", ())
+
+
+@pytest.fixture(scope="module")
+def many() -> Iterator[ManyRunner]:
+    with ManyRunner(2, builders=2) as runner:
+        yield runner
 
 
 @pytest.fixture(scope="module")
@@ -93,39 +100,39 @@ def test_a_race_gives_each_its_times_and_a_bad_one_none(
 
 
 def test_successive_halving_gives_each_its_times_and_those_near_the_best_more(
-    runner: Runner, job: TaskJob, configs: list[Config]
+    many: ManyRunner, job: TaskJob, configs: list[Config]
 ) -> None:
     made = {
-        c: each for c, each in zip(configs, runner.build(job, configs), strict=True) if isinstance(each, Made)
+        c: each for c, each in zip(configs, many.build(job, configs), strict=True) if isinstance(each, Made)
     }
-    times = runner.successive_halving(job, made, 0.1)
+    times = many.successive_halving(job, made, 0.1)
     assert set(times) == set(configs) and all(min(each) > 0 for each in times.values())
     assert len(min(times.values(), key=min)) == max(map(len, times.values())), "the best stays to the end"
     broken = with_part(made[configs[0]].built, code=b"nothing")
     bad = {**made, configs[0]: Made(broken, 0.0)}
-    assert set(runner.successive_halving(job, bad, 0.05)) == set(configs) - {configs[0]}
+    assert set(many.successive_halving(job, bad, 0.05)) == set(configs) - {configs[0]}
 
 
-def test_a_screening_runs_what_nobody_has_checked(runner: Runner, job: TaskJob) -> None:
+def test_a_screening_runs_what_nobody_has_checked(many: ManyRunner, job: TaskJob) -> None:
     drawn = dict.fromkeys(Candidates.of(job.work(), sketches=False).sample(Random(0), 20))
     configs = start, other, wrong, bad = tuple(drawn)[:4]
     made = {
-        c: each for c, each in zip(configs, runner.build(job, configs), strict=True) if isinstance(each, Made)
+        c: each for c, each in zip(configs, many.build(job, configs), strict=True) if isinstance(each, Made)
     }
     x = Inputs()
     summed = apply("add", apply("matmul", x(32, 40), x(40, 48, constant=True)), x(48, constant=True))
-    (unlike,) = runner.build(TaskJob.of(Work(x.task(apply("neg", summed)), host()), 2), [wrong])
+    (unlike,) = many.build(TaskJob.of(Work(x.task(apply("neg", summed)), host()), 2), [wrong])
     assert isinstance(unlike, Made)
     broken = Made(with_part(made[bad].built, code=b"nothing"), 0.0)
-    screened = runner.screen(job, start, {**made, wrong: unlike, bad: broken})
+    screened = many.screen(job, start, {**made, wrong: unlike, bad: broken})
     assert tuple(screened) == configs
     for config in (start, other, wrong):
         ratio = screened[config]
         assert isinstance(ratio, float) and 0 < ratio < math.inf
     failed = screened[bad]
     assert isinstance(failed, Failed) and failed.kind == "build"
-    assert runner.screen(job, bad, {bad: broken}) == {bad: failed}
-    assert set(runner.successive_halving(job, {**made, wrong: unlike}, 0.05)) == {
+    assert many.screen(job, bad, {bad: broken}) == {bad: failed}
+    assert set(many.successive_halving(job, {**made, wrong: unlike}, 0.05)) == {
         start,
         other,
         bad,
@@ -133,12 +140,12 @@ def test_a_screening_runs_what_nobody_has_checked(runner: Runner, job: TaskJob) 
 
 
 def test_configs_of_many_tasks_are_handed_over_as_they_are_built(
-    runner: Runner, job: TaskJob, configs: list[Config]
+    many: ManyRunner, job: TaskJob, configs: list[Config]
 ) -> None:
     other = TaskJob.of(Work(softmax(), host()), 2)
     wanted = [(job, NOBODY), *((job, config) for config in configs), (other, DEFAULT)]
     found: dict[tuple[TaskJob, Config], Made | Failed] = {}
-    runner.build_all(wanted, lambda job, config, made: found.update({(job, config): made}))
+    many.build_all(wanted, lambda job, config, made: found.update({(job, config): made}))
     assert set(found) == set(wanted)
     assert [each for each in wanted if isinstance(found[each], Failed)] == [(job, NOBODY)]
 

@@ -43,7 +43,6 @@ from tilewright.measure.timing import (
     CheckDone,
     Heartbeat,
     LoadTask,
-    QuickTimed,
     QuickTiming,
     Race,
     Raced,
@@ -256,36 +255,6 @@ class Runner:
     def acknowledge(self, job: Job, measured: Sequence[Measurement]) -> None:
         """These are in the database. A local runner keeps nothing for them."""
 
-    def successive_halving(
-        self, job: Job, made: Mapping[Config, Made], seconds: float
-    ) -> dict[Config, list[float]]:
-        """Time many configs, whoever built them, by successive halving for about this long: all at first, then those
-        near the best. A config that fails has no times."""
-        self.build(job, [])  # its validation
-        return self._interleaved(job, made, lambda numbers: SuccessiveHalving(numbers, seconds))
-
-    def screen(self, job: Job, start: Config, made: Mapping[Config, Made]) -> dict[Config, float | Failed]:
-        """The time of each config by a few calls, relative to `start`, which is validated. The others are not, so a
-        fast one may be wrong. The process that ran them is not reused."""
-        self.build(job, [])  # its validation
-        found: dict[Config, float | Failed] = {}
-        compared_to: int | None = None
-        for config, each in made.items():
-            try:
-                if compared_to is None:
-                    checked = self._check(job, made[start].built, (), None, None)
-                    if isinstance(checked, Failed):
-                        return {start: checked}
-                    compared_to = self._numbers
-                assert isinstance(each.built, Built)
-                reply = self._ask(QuickTiming(each.built, compared_to), None, None)
-                assert isinstance(reply, QuickTimed | Failed)
-                found[config] = reply.ratio if isinstance(reply, QuickTimed) else reply
-            except Dead as death:
-                found[config], compared_to = Failed.of(death), None
-        self._end_timer()
-        return found
-
     def _interleaved(
         self,
         job: Job,
@@ -377,12 +346,6 @@ class Runner:
         return Measurement(config, times, checked.error, build_seconds=made.seconds)
 
     # -- building -------------------------------------------------------------------------------------------------
-
-    def build_all(self, wanted: Iterable[tuple[Job, Config]], done: WhenBuilt) -> None:
-        """Build configs of any tasks, in about this order, and pass each to `done` when it is ready."""
-        orders = list(self._build_orders(wanted, done))
-        self._queue.extend(orders)
-        self._work_off(lambda: not self._queue and not self._busy, None)
 
     def _build_orders(self, wanted: Iterable[tuple[Job, Config]], done: WhenBuilt) -> Iterator[_Order]:
         modules = (*self._modules, *registering_modules())

@@ -27,7 +27,7 @@ _COUNTED: dict[str, tuple[type, ...]] = {
     "cuda": (GpuTerms, StreamTerms, Roofline),
     "gemmini": (Cycles, Terms),
 }
-_AT_LEAST_ONE = ("iterations", "blocks", "threads", "steps", "stages", "cluster", "launches")  # they divide
+_MIN_ONE = ("iterations", "blocks", "threads", "steps", "stages", "cluster", "launches")  # they divide
 
 
 def left_out(what: str, doing: str, error: Exception) -> None:
@@ -94,7 +94,7 @@ class GuardedApplied:
 
     @cached_property
     def space(self) -> Space:
-        """Its space, asked for once and checked."""
+        """Its space, requested once and checked."""
         space = self.applied.space
         if not isinstance(space, Space):
             raise SpaceError(f"its space is {space!r}, which is no Space")
@@ -166,7 +166,7 @@ class GuardedApplied:
 def _is_count(count: Any, name: str, shape: tuple[int, ...] | None) -> bool:
     try:
         if shape is None:
-            return bool(float(name in _AT_LEAST_ONE) <= count < float("inf"))
+            return bool(float(name in _MIN_ONE) <= count < float("inf"))
         np.broadcast_to(count, shape)
         return bool(np.all(np.isfinite(count)))
     except (TypeError, ValueError):

@@ -79,7 +79,7 @@ class TaskState:
         search is done."""
         configs = [] if self._is_known(self.start.config) else [self.start.config]
         count = self._tuning.preset.round if most is None else min(most, self._tuning.preset.round)
-        repeats = 0  # how often in a row it asked for nothing new
+        repeats = 0  # how often in a row it has proposed nothing new
         while len(configs) < count:
             # A search that has proposed everything is done, but what it proposed last is still to be measured.
             ended = self._converged or repeats >= _REPEATS

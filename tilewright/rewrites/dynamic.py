@@ -321,8 +321,8 @@ class _Search:
         prices = [each.price for each in (option, *parts, *rest)]
         if not option.is_legal or None in prices or all(price and price.measured for price in prices):
             return False
-        apart = sum(map(_plain, parts))
-        return abs(apart - sum(map(_plain, (option, *rest)))) < MARGIN * apart
+        separate = sum(map(_plain, parts))
+        return abs(separate - sum(map(_plain, (option, *rest)))) < MARGIN * separate
 
     def _alternative(
         self, option: _Option, owner: Mapping[Unit, _Option]

@@ -255,9 +255,9 @@ def _alternatives(fusion: FusionReport) -> list[tuple[str, str]]:
     fused = sorted(
         (g for g in fusion.considered if g.used), key=lambda g: -g.gain * g.parts_seconds * g.calls
     )
-    apart = sorted((g for g in fusion.considered if not g.used), key=lambda g: -g.gain)
+    unused = sorted((g for g in fusion.considered if not g.used), key=lambda g: -g.gain)
     lines = []
-    for head, groups in (("fused", fused), ("unfused", apart), ("unfused", fusion.refused)):
+    for head, groups in (("fused", fused), ("unfused", unused), ("unfused", fusion.refused)):
         lines += [(head, str(group)) for group in groups[:_GROUPS]]
         if len(groups) > _GROUPS:
             lines.append(("", f"{len(groups) - _GROUPS} more are in the report and in to_dict()"))

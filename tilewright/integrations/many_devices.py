@@ -53,6 +53,7 @@ def compile_for_devices(
     search: str = "guided",
     cost_model: str = "boosted",
     allocation: str = "gradient",
+    partition: str = "dynamic",
     db: str | Path | None = None,
     numerics: str | None = None,
     threads: int | None = None,
@@ -80,7 +81,17 @@ def compile_for_devices(
         for label, limit in limits.items()
     }
     options = CompileOptions(
-        None, effort, budget, seed, search, cost_model, allocation, db=db, numerics=numerics, threads=threads
+        None,
+        effort,
+        budget,
+        seed,
+        search,
+        cost_model,
+        allocation,
+        partition,
+        db=db,
+        numerics=numerics,
+        threads=threads,
     )
     options.check()
     latencies = resolve_latency(latency, len(models))

@@ -78,7 +78,7 @@ class Driver(PoolRunner):
     """Its notes are kept, and it does not wait long."""
 
     def __init__(self, workers: ThreadWorkers, user: str = "tester", **options: Any) -> None:
-        self.notes: list[str] = [f"{name} is not used: {why}" for name, why in workers.refresh(2.0).items()]
+        self.notes: list[str] = [f"{name} is not used: {why}" for name, why in workers.refresh(20.0).items()]
         super().__init__(workers, 1, user=user, seed=_SEED, note=self.notes.append, **options)
 
 

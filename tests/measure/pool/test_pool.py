@@ -303,7 +303,7 @@ def test_addresses_and_options(pool: str, tmp_path: Path) -> None:
     token = cluster.token_file(pool)
     with pytest.raises(PoolError, match="no pool answers"):
         cluster.rows("127.0.0.1:1", token)
-    with pytest.raises(PoolError, match="no address"):
+    with pytest.raises(PoolError, match="is not the address of a pool"):
         cluster.rows("nowhere", token)
     with pytest.raises(PoolError, match="cannot listen"):
         cluster.up(Share(), int(pool.rpartition(":")[2]))

@@ -32,6 +32,7 @@ from tilewright.space.sketches.cuda.warps import Fragments, WarpAccumulators
 from tilewright.space.space import Knob, Space
 from tilewright.space.template import Applied, GpuTerms, GpuWork
 from tilewright.space.terms import InnerLoop, TileGrid
+from tilewright.support.batch import Number, Truth, least, most, rounded, select
 
 NAME = "sketch:tensorised"
 DTYPES = (DType.F16, DType.BF16)
@@ -91,12 +92,12 @@ class TensorisedKernel(Structure[WarpTiles]):
         return Results(self.work, self.mapping.m, self.mapping.n, self.tiles.bm, self.tiles.bn)
 
     @cached_property
-    def shared_bytes(self) -> int:
+    def shared_bytes(self) -> Number:
         operands = sum(o.bytes for o in self.operands)
-        return max(operands, self.tiles.bm * self.results.pitch * 4) + 256
+        return most(operands, self.tiles.bm * self.results.pitch * 4) + 256
 
     @cached_property
-    def registers(self) -> float:
+    def registers(self) -> Number:
         """Estimated registers of a thread, fitted to what the compiler used for 90 kernels."""
         t = self.tiles
         sums = t.wm * t.wn / WARP
@@ -106,14 +107,14 @@ class TensorisedKernel(Structure[WarpTiles]):
             * self.work.dtype.bytes
             / WARP
             / 4
-            * (REGISTER_STAGES if t.prefetch else 1)
+            * select(t.prefetch, REGISTER_STAGES, 1)
         )
         held = sum(
             o.copy_count(t.threads) * (_GATHERED if o.operand.is_gathered else 1)
             for o in self.operands
             if o.is_small
         )
-        return 24 + sums + fragments + held + _REGISTERS_COPY * min(self.copied, _ADDRESSES)
+        return 24 + sums + fragments + held + _REGISTERS_COPY * least(self.copied, _ADDRESSES)
 
     # -- the program ----------------------------------------------------------------------------------------------
 
@@ -157,11 +158,11 @@ class TensorisedKernel(Structure[WarpTiles]):
         fragments = t.threads // WARP * (t.wm + t.wn) * t.bk * size
         multiplications = t.bm * t.bn * t.bk / (128 * t.instruction_k)
         results = t.bm * t.bn
-        slower = _SHALLOW if t.instruction_k == columns(self.work.dtype) else 1.0
+        slower = select(t.instruction_k == columns(self.work.dtype), _SHALLOW, 1.0)
         blocks = self.blocks
         inner = InnerLoop(
             t.bk // t.instruction_k,
-            REGISTER_STAGES if t.prefetch else 1,
+            select(t.prefetch, REGISTER_STAGES, 1),
             (t.wm + t.wn) * t.instruction_k * float(size),
             t.fused,
         )
@@ -169,18 +170,18 @@ class TensorisedKernel(Structure[WarpTiles]):
         return GpuTerms(
             blocks=blocks.count,
             threads=t.threads,
-            registers=min(255, round(self.registers)),
+            registers=least(255, rounded(self.registers)),
             shared_bytes=self.shared_bytes,
             steps=self.summed.total,
             stages=t.stages,
             flops=size * t.bm * t.bn * t.bk * slower,
             scalar=fragments / 512 + multiplications + copies * _COPY + gathered * _GATHER,
             copies=copies,
-            shared_traffic=float(tile_bytes + fragments),
-            loaded=float(tile_bytes),
+            shared_traffic=1.0 * (tile_bytes + fragments),
+            loaded=1.0 * tile_bytes,
             memory=float(self.work.formula.moved),
             write_loaded=self.work.formula.epilogue_reads * results,
-            written=float(results * self.work.formula.output.dtype.bytes),
+            written=1.0 * results * self.work.formula.output.dtype.bytes,
             write_shared=12.0 * results,
             inner=inner,
             grid=grid,
@@ -235,7 +236,7 @@ class AppliedTensorised(InTiles[WarpTiles]):
             Knob("fused", (True, False), ordered=False),
         )
         names = tuple(knob.name for knob in knobs)
-        return Space(NAME, knobs, self.legal, together=(names,))
+        return Space(NAME, knobs, self.legal, together=(names,), batched=True)
 
     @cached_property
     def _fewest(self) -> int:
@@ -243,11 +244,11 @@ class AppliedTensorised(InTiles[WarpTiles]):
         m, n, _ = self.mappings_found[0].sizes
         return _MIN if min(m, n) < _FEW else 2 * _MIN
 
-    def suits(self, t: WarpTiles) -> bool:
-        if t.bm % t.wm or t.bn % t.wn or not self._fewest <= t.threads <= _MAX:
-            return False
-        if t.wm * t.wn > WARP * _MAX_SUMS or (t.prefetch and t.instruction_k == self.wide):
-            return False
-        if not t.fused and not (t.prefetch and t.stages > 1):
-            return False  # there is nothing to fuse, so the knob changes nothing
-        return max(t.bm, t.bn) <= _LONGEST * min(t.bm, t.bn) and max(t.wm, t.wn) <= 2 * min(t.wm, t.wn)
+    def suits(self, t: WarpTiles) -> Truth:
+        suits = (t.bm % t.wm == 0) & (t.bn % t.wn == 0)
+        suits = suits & (self._fewest <= t.threads) & (t.threads <= _MAX) & (t.wm * t.wn <= WARP * _MAX_SUMS)
+        suits = suits & select(t.prefetch, t.instruction_k != self.wide, True)
+        # Where there is nothing to fuse, the knob changes nothing.
+        suits = suits & (t.fused | (t.prefetch & (t.stages > 1)))
+        suits = suits & (most(t.bm, t.bn) <= _LONGEST * least(t.bm, t.bn))
+        return suits & (most(t.wm, t.wn) <= 2 * least(t.wm, t.wn))

@@ -12,8 +12,6 @@ import torch
 from torch import nn
 
 import tilewright
-from tests.codegen.cuda.emulator.judge import check
-from tests.codegen.cuda.emulator.run import COMPILER
 from tests.programs import GPU, validation
 from tests.testing import extensions
 from tilewright.codegen.cuda.build import build, source_of
@@ -27,6 +25,7 @@ from tilewright.space.registration import registering_modules
 from tilewright.space.space import Config
 from tilewright.space.template import GpuWork, Work
 from tilewright.testing import Inputs
+from tilewright.testing.emulator.run import COMPILER, check
 from tilewright.tune.choose import choose
 
 NAME = extensions.Strips.name

@@ -8,7 +8,8 @@ multi-level tiling down to an instruction, cooperative fetching, a software pipe
           fragments, acc[WM, WN] += left * right                      (instructions)
       sums[BM, BN] = acc;  for threads: out = value(sums)             (vectors)
 
-The mapping (`mapping.py`) of axes to the instruction's m, n and k is a knob.
+The mapping (`mapping.py`) of axes to the instruction's m, n and k is a knob. So is the instruction, where users
+registered some that multiply the same fragments as tensor cores do.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from functools import cached_property
 from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.hw.gpu import WARP, GpuMachine
+from tilewright.hw.intrinsics import Fragment, Intrinsic, PtxAssembly, registered, registered_intrinsics
 from tilewright.hw.tensor_cores import columns, multiply
 from tilewright.loops.ir import Block, For, Kind, Program, Stmt, block, nest
 from tilewright.numerics import may_round_to_tf32
 from tilewright.space.contraction import TwoFactorContraction, contraction_of
-from tilewright.space.mapping import Mapping, mappings
+from tilewright.space.mapping import Mapping, access_matrix, mappings
 from tilewright.space.sketches.cuda.fetch import TileOperand
 from tilewright.space.sketches.cuda.pipeline import REGISTER_STAGES, TileLoop, pipelined
 from tilewright.space.sketches.cuda.results import Results
@@ -64,6 +66,7 @@ class WarpTiles:
     stages: int
     prefetch: bool  # fragments are loaded a step before they are multiplied
     fused: bool  # also across tiles: the first fragments of a tile at the end of the one before
+    instruction: str = ""  # the digest of a registered one that multiplies; "": that of tensor cores
 
     @property
     def threads(self) -> int:
@@ -82,6 +85,32 @@ class Tensorised:
             return None
         mappings_found = mappings(found, multiply(2 * columns(found.dtype), found.dtype))
         return AppliedTensorised(found, mappings_found, work.machine) if mappings_found else None
+
+
+def instructions(dtype: DType, machine: GpuMachine) -> dict[str, Intrinsic]:
+    """The registered instructions of a machine, by digest, that compute what those of tensor cores do: the same
+    dependence of each operand on m, n and k, in the same fragments."""
+    known = [multiply(depth, dtype) for depth in (columns(dtype), 2 * columns(dtype))]
+    return {
+        each.digest: each
+        for each in registered_intrinsics(machine)
+        if isinstance(each.emit, PtxAssembly) and any(_is_like(each, one) for one in known)
+    }
+
+
+def _is_like(one: Intrinsic, other: Intrinsic) -> bool:
+    if len(one.fragments) != len(other.fragments) or not one.accumulates:
+        return False
+    if access_matrix(one)[1] != access_matrix(other)[1]:
+        return False
+    return all(_held(a) == _held(b) for a, b in zip(one.fragments, other.fragments, strict=True))
+
+
+def _held(fragment: Fragment) -> tuple[object, ...]:
+    """What identifies a fragment: its tile, and the elements that each thread holds."""
+    lanes, count = range(fragment.lanes), range(fragment.size)
+    elements = [tuple(fragment.element(lane, n)) for lane in lanes for n in count]
+    return fragment.tensor.shape, fragment.tensor.dtype, fragment.scope, fragment.lanes, elements
 
 
 class TensorisedKernel(Structure[WarpTiles]):
@@ -129,7 +158,7 @@ class TensorisedKernel(Structure[WarpTiles]):
             Fragments(operand, operand is self.operands[0], size, start, t.instruction_k, thread)
             for operand, size, start in zip(self.operands, (t.wm, t.wn), starts, strict=True)
         )
-        sums = WarpAccumulators(left, right)
+        sums = WarpAccumulators(left, right, self._instruction)
         body = block(
             sums.clear(),
             TileLoop(self.operands, (m0, n0), batch, thread).loop(_multiplied(sums, t)),
@@ -145,6 +174,13 @@ class TensorisedKernel(Structure[WarpTiles]):
         program = Program(formula.name, params, nest([(blocks.number, Kind.PARALLEL)], body), words)
         ahead = (left.buffer.name, right.buffer.name) if t.prefetch else ()
         return pipelined(program, self.operands, t.stages, ahead, t.fused)
+
+    @property
+    def _instruction(self) -> Intrinsic:
+        t, dtype = self.tiles, self.work.dtype
+        if not t.instruction:
+            return multiply(t.instruction_k, dtype)
+        return next(each for each in registered() if each.digest == t.instruction)
 
     def terms(self) -> GpuTerms:
         t = self.tiles
@@ -214,6 +250,7 @@ class AppliedTensorised(InTiles[WarpTiles]):
         ]
         super().__init__(work, mappings_found, machine, read)
         self.wide = columns(work.dtype)
+        self.instructions = instructions(work.dtype, machine)
 
     @cached_property
     def space(self) -> Space:
@@ -223,7 +260,7 @@ class AppliedTensorised(InTiles[WarpTiles]):
             """Sizes up to twice the extent."""
             return tuple(size for size in choices if size < 2 * extent or size == choices[0])
 
-        knobs = (
+        knobs: tuple[Knob, ...] = (
             Knob("mapping", tuple(range(len(self.mappings_found))), ordered=False),
             Knob("bm", sizes(m, 16, 32, 64, 128, 256)),
             Knob("bn", sizes(n, 16, 32, 64, 128, 256)),
@@ -235,6 +272,8 @@ class AppliedTensorised(InTiles[WarpTiles]):
             Knob("prefetch", (False, True), ordered=False),
             Knob("fused", (True, False), ordered=False),
         )
+        if self.instructions:
+            knobs = (*knobs, Knob("instruction", ("", *self.instructions), ordered=False))
         names = tuple(knob.name for knob in knobs)
         return Space(NAME, knobs, self.legal, together=(names,), batched=True)
 
@@ -250,5 +289,8 @@ class AppliedTensorised(InTiles[WarpTiles]):
         suits = suits & select(t.prefetch, t.instruction_k != self.wide, True)
         # Where there is nothing to fuse, the knob changes nothing.
         suits = suits & (t.fused | (t.prefetch & (t.stages > 1)))
+        for name, instruction in self.instructions.items():
+            depth = instruction.inputs[0].shape[1]
+            suits = suits & select(t.instruction == name, t.instruction_k == depth, True)
         suits = suits & (most(t.bm, t.bn) <= _LONGEST * least(t.bm, t.bn))
         return suits & (most(t.wm, t.wn) <= 2 * least(t.wm, t.wn))

@@ -1,7 +1,7 @@
 """Cost models on tasks that they have not seen: whole tasks held out, several folds and seeds.
 
     python benchmarks/cost_models.py DATA... [--device cuda] [--jobs 12] [--seeds 5] [--json FILE] [--markdown FILE]
-                                     [--weights FILE] [--parts held-out,ablation,machine,search]
+                                     [--weights FILE] [--parts held-out,ablation,machine,search,speed]
 
 DATA are files of `tilewright dataset collect` or `merge`. A table has the measured configs of one task on one machine.
 Tables of tasks that are near copies of each other are held out together, with all their machines (`dataset/split.py`).
@@ -13,6 +13,10 @@ Tables of tasks that are near copies of each other are held out together, with a
 
 `random` is the expectation over random orders. `boosted`, `LambdaRank` (LightGBM) and `MLP` (TenSet's: two hidden
 layers, regression of the same target) see the tokens of the attention model as one flat vector.
+
+In the ablation, `statements alone` sees nothing but the statements of the loop programs, which are made for all
+configs; `without pre-training` is the model as it is without weights: what the analytical model predicts. `speed` needs
+no data: see cost_speed.py.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ import pickle
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -37,6 +42,7 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that is not installed
 
+import cost_speed
 from tilewright.cost import weights
 from tilewright.cost.attention import Attention
 from tilewright.cost.boosted import Boosted
@@ -47,21 +53,28 @@ from tilewright.dataset.split import families, folds
 from tilewright.dataset.store import read
 from tilewright.dataset.tables import Table, tables_of
 from tilewright.dataset.train import TrainingSettings, about, predicted, train
+from tilewright.errors import CostModelWarning
 from tilewright.space.candidates import Candidates
 from tilewright.space.outcome import Outcome
 
+PARTS = ("held-out", "ablation", "machine", "search", "speed")
 FOLDS = 5
 BATCH, GOAL, MAX_TRIALS = 4, 0.98, 64
 
+STATEMENTS, UNTRAINED = "statements alone", "without pre-training"
+
 # What the attention model sees, step by step.
 ABLATION: dict[str, dict[str, Any]] = {
+    STATEMENTS: {"levels": ("terms", "statement"), "residual": False},  # with terms that are all zero
     "knobs, terms and statements": {"levels": ("terms", "knob", "statement"), "residual": False},
     "+ task": {"levels": ("terms", "knob", "statement", "task"), "residual": False},
     "+ instruction": {"levels": ("terms", "knob", "statement", "task", "instruction"), "residual": False},
     "+ machine": {"levels": LEVELS, "residual": False},
     "+ analytical residual": {"levels": LEVELS},
     "without ranking loss": {"levels": LEVELS, "ranking": 0.0},
+    UNTRAINED: {},
 }
+_STEPS = list(ABLATION)[:6]  # each adds to the one before
 
 
 # -- flat baselines ---------------------------------------------------------------------------------------------------
@@ -253,6 +266,7 @@ class Job:
     cache: str
     steps: int
     save: str = ""
+    data: tuple[str, ...] = ()  # the files that the tables are from
 
 
 def run(job: Job) -> list[Score]:
@@ -266,26 +280,33 @@ def run(job: Job) -> list[Score]:
 
 
 def _run(job: Job) -> list[Score]:
-    if job.cache not in _TABLES:
-        _TABLES[job.cache] = pickle.loads(Path(job.cache).read_bytes())
-    tables = _TABLES[job.cache]
+    cache = f"{job.cache}.statements" if job.method == STATEMENTS else job.cache
+    if cache not in _TABLES:
+        _TABLES[cache] = pickle.loads(Path(cache).read_bytes())
+    tables = _TABLES[cache]
     tests, training = [tables[at] for at in job.held_out], [tables[at] for at in job.training]
     seed, where = job.seed, (job.part, job.method, job.fold, job.seed)
     if job.method == "random":
         return [at_random(job.part, job.fold, seed, table) for table in tests]
     if job.part == "search":
         return _search(job, tests, training)
-    if job.method == "analytical":
+    if job.method in ("analytical", UNTRAINED):
         found = [table.base for table in tests]
     elif job.method in ("boosted", "LambdaRank"):
         found = _trees(job.method, training, tests, seed)
     elif job.method == "MLP":
         found = _perceptron(training, tests, seed, job.device, job.steps)
     else:
+        if job.method == STATEMENTS:
+            tests, training = ([_without_terms(table) for table in some] for some in (tests, training))
         settings = replace(SETTINGS, seed=seed, steps=job.steps, **ABLATION.get(job.method, {}))
         tensors = _trained(training, settings, job)
         found = [predicted(tensors, table, settings) for table in tests]
     return [judged(*where, table, scores) for table, scores in zip(tests, found, strict=True)]
+
+
+def _without_terms(table: Table) -> Table:
+    return replace(table, tokens=replace(table.tokens, terms=np.zeros_like(table.tokens.terms)))
 
 
 def _trained(training: Sequence[Table], settings: TrainingSettings, job: Job) -> dict[str, np.ndarray]:
@@ -295,7 +316,11 @@ def _trained(training: Sequence[Table], settings: TrainingSettings, job: Job) ->
         torch.set_num_threads(1)
     tensors = train(training, settings, device=job.device)
     if job.save:
-        weights.save(Path(job.save), tensors, about(training, settings.steps, settings.seed))
+        weights.save(
+            Path(job.save),
+            tensors,
+            about(training, [Path(file) for file in job.data], settings.steps, settings.seed),
+        )
     return tensors
 
 
@@ -309,7 +334,11 @@ def _search(job: Job, tests: Sequence[Table], training: Sequence[Table]) -> list
         candidates, threads = Candidates.of(table.job.work()), table.job.threads
         model: CostModel
         if job.method == "attention":
-            model = Attention(candidates, threads, path=path)
+            model = Attention(candidates, threads, seed=job.seed, path=path)
+        elif job.method == f"attention, {UNTRAINED}":
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", CostModelWarning)  # the weights are missing on purpose
+                model = Attention(candidates, threads, seed=job.seed, path=path)
         else:
             model = Boosted(candidates, threads, seed=job.seed, prior=job.method == "boosted")
         trials, spent = searched(model, table)
@@ -357,7 +386,7 @@ def jobs_of(
             for number, (_, held_out) in enumerate(sorted(families(tables).items())):
                 rest = sorted(everything - set(held_out))
                 if rest:
-                    add("search", ["attention", "boosted", "boosted, no prior"], number, seed, held_out, rest)
+                    add("search", _METHODS, number, seed, held_out, rest)
     # What takes no time first, then the parts in the order of their weight, all methods of a fold together.
     order = ("held-out", "machine", "search", "ablation")
     return sorted(
@@ -425,7 +454,7 @@ def report(scores: Sequence[Score]) -> str:
     return "\n".join(lines)
 
 
-_METHODS = ("attention", "boosted", "boosted, no prior")
+_METHODS = ("attention", f"attention, {UNTRAINED}", "boosted", "boosted, no prior")
 
 
 def _trials(some: Sequence[Score]) -> str:
@@ -437,8 +466,7 @@ def _trials(some: Sequence[Score]) -> str:
 def _steps(found: Sequence[Score]) -> list[str]:
     """The gain of each step in top-1, with the 95% interval over tables and seeds."""
     lines = ["| step | gain in top-1 | 95% interval |", "| --- | --- | --- |"]
-    names = list(ABLATION)[:5]
-    for before, after in itertools.pairwise(names):
+    for before, after in itertools.pairwise(_STEPS):
         a, b = ({(s.table, s.seed): s.top1 for s in found if s.method == m} for m in (before, after))
         gains = np.array([b[key] - a[key] for key in a if key in b])
         if len(gains) > 1:
@@ -453,7 +481,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("data", type=Path, nargs="+")
+    parser.add_argument("data", type=Path, nargs="*")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=5)
@@ -465,9 +493,22 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, help="also train on everything, into this file")
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--configs", type=int, default=1000, help="of speed")
     options = parser.parse_args()
-    begin = time.monotonic()
-    tables, left = tables_of(read(*options.data).records, processes=options.jobs)
+    begin, parts = time.monotonic(), options.parts.split(",")
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"--parts must be some of {', '.join(PARTS)}, got {', '.join(sorted(unknown))}")
+    options.speed = ""
+    if "speed" in parts:
+        options.speed = cost_speed.table(cost_speed.speed(options.configs))
+        parts.remove("speed")
+        if not parts and options.weights is None:
+            _write(options, [], begin)
+            return
+    if not options.data:
+        parser.error("DATA is needed: files of `tilewright dataset collect`; only --parts speed goes without")
+    records = read(*options.data).records
+    tables, left = tables_of(records, processes=options.jobs)
     print(
         f"{len(tables)} tables, {sum(len(t.configs) for t in tables)} configs, {time.monotonic() - begin:.0f} s",
         flush=True,
@@ -477,7 +518,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         cache = str(Path(folder) / "tables.pickle")
         Path(cache).write_bytes(pickle.dumps(tables))
-        jobs = jobs_of(tables, options.parts.split(","), options.seeds, options.device, cache, options.steps)
+        jobs = jobs_of(tables, parts, options.seeds, options.device, cache, options.steps)
+        if "ablation" in parts:
+            lowered = {t.job: t for t in tables_of(records, statements=True, processes=options.jobs)[0]}
+            with_programs = [lowered.get(table.job, table) for table in tables]  # in the same order
+            Path(f"{cache}.statements").write_bytes(pickle.dumps(with_programs))
         if options.weights:
             every = tuple(range(len(tables)))
             jobs.insert(
@@ -493,6 +538,7 @@ def main() -> None:
                     cache,
                     options.steps,
                     str(options.weights),
+                    tuple(map(str, options.data)),
                 ),
             )
         scores: list[Score] = []
@@ -517,7 +563,7 @@ def main() -> None:
 
 
 def _write(options: argparse.Namespace, scores: list[Score], begin: float) -> None:
-    text = report(scores)
+    text = "\n".join(filter(None, [report(scores), options.speed]))
     print(text)
     print(f"\n{time.monotonic() - begin:.0f} s")
     if options.markdown:

@@ -4,8 +4,9 @@
     python benchmarks/pool.py scale overhead faults simulation [--trials 2000]
 
 A pseudo-device sleeps where a real one would time a kernel, so that several fit on two cores; builds, messages,
-seals and processes are real. `scale` measures pools of 1, 2 and 4 nodes and compares them with the simulation, whose
-costs it measures on one node; `faults` is in pool_faults.py. The tables are for benchmarks/results/pool.md.
+seals and processes are real. `scale` measures pools of 1, 2 and 4 nodes and compares them with the simulation, with the
+costs of the driver and of a node that it measures on the first; `simulation` takes the same, and assumes the others.
+`faults` is in pool_faults.py. The tables are for benchmarks/results/pool.md.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import contextlib
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -42,8 +43,8 @@ def connected(nodes: list[tuple[int, tuple[Device, ...]]]) -> Iterator[Workers]:
         yield workers
 
 
-def scale(trials: int, sizes: Sequence[int] = NODES) -> None:
-    """Pools of so many nodes, each with a builder and a sleeping device."""
+def scale(trials: int, sizes: Sequence[int] = NODES) -> Costs:
+    """Pools of so many nodes, each with a builder and a sleeping device. Returns the costs that the first showed."""
     (job, configs), *_ = jobs(8 * min(trials, 200))
     print("\n| nodes | trials | trials/s | of linear | simulated | simulated/real | driver busy |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
@@ -68,6 +69,7 @@ def scale(trials: int, sizes: Sequence[int] = NODES) -> None:
         f"\nCosts measured on {sizes[0]} node(s): driver {costs.driver * 1e3:.2f} ms of processor time a message, node"
         f" {costs.node * 1e3:.1f} ms a trial beside the {costs.trial * 1e3:.0f} ms that it sleeps."
     )
+    return costs
 
 
 def overhead(trials: int) -> None:
@@ -95,9 +97,12 @@ def overhead(trials: int) -> None:
     )
 
 
-def simulation(trials: int) -> None:
-    costs = Costs()
-    print(f"\nSimulated, with {costs}:\n")
+def simulation(costs: Costs) -> None:
+    print(
+        f"\nSimulated, with the measured {costs.driver * 1e3:.2f} ms of the driver a message and"
+        f" {costs.node * 1e3:.1f} ms of a node a trial. Assumed: builds of {costs.build} s, trials of {costs.trial} s,"
+        f" {costs.transfer * 1e3:.1f} ms to move a candidate's code.\n"
+    )
     print("| devices | builders | trials/s | of linear | driver busy | store busy |")
     print("| --- | --- | --- | --- | --- | --- |")
     for devices in (1, 2, 4, 16, 64, 256, 1000):
@@ -108,25 +113,27 @@ def simulation(trials: int) -> None:
         print(f"| {' | '.join(map(str, cells))} | {result.store_busy:.2f} |")
 
 
-PARTS: dict[str, Callable[[int], None]] = {
-    "scale": scale,
-    "overhead": overhead,
-    "faults": faults,
-    "simulation": simulation,
-}
+PARTS = ("scale", "overhead", "faults", "simulation")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="*", default=list(PARTS))
+    parser.add_argument("parts", nargs="*", default=list(PARTS), metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--trials", type=int, default=2000)
     parser.add_argument("--nodes", type=int, nargs="+", default=list(NODES), help="of scale")
     given = parser.parse_args()
+    if unknown := set(given.parts) - set(PARTS):
+        parser.error(f"PART must be one of {', '.join(PARTS)}, got {', '.join(sorted(unknown))}")
+    costs: Costs | None = None
     for part in given.parts:
         if part == "scale":
-            scale(given.trials, given.nodes)
+            costs = scale(given.trials, given.nodes)
+        elif part == "simulation":
+            simulation(costs or scale(given.trials, NODES[:1]))
+        elif part == "overhead":
+            overhead(given.trials)
         else:
-            PARTS[part](given.trials)
+            faults(given.trials)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from pool_nodes import QUICK, jobs, pool
 from tilewright.db.database import Database
 from tilewright.db.record import Key, Record
+from tilewright.measure.measurement import Measurement
 from tilewright.measure.pool import cluster
 from tilewright.measure.pool.cluster import Device
 from tilewright.measure.pool.driver import PoolRunner
@@ -93,8 +94,9 @@ def drive(address: str, folder: Path, trials: int) -> None:
                 begin = time.monotonic()
                 found = runner.measure(job, wanted)
                 seconds[kind] += time.monotonic() - begin
-                database.add([record_of(job, each.config, each.times) for each in found])
-                acknowledged = [record_of(job, each.config, each.times).config for each in found]
+                records = [record_of(job, each) for each in found]
+                database.add(records)
+                acknowledged = [record.config for record in records]
                 note = {
                     "pid": os.getpid(),
                     "kind": kind,
@@ -107,11 +109,11 @@ def drive(address: str, folder: Path, trials: int) -> None:
                 notes.write(json.dumps(note) + "\n")
                 notes.flush()
                 os.fsync(notes.fileno())
-                runner.acknowledge(found)
+                runner.acknowledge(job, found)
 
 
-def record_of(job: TaskJob, config: Config, times: tuple[float, ...]) -> Record:
-    return Record.of(job.work(), job.threads, config, times=times)
+def record_of(job: TaskJob, found: Measurement) -> Record:
+    return Record.of(job.work(), job.threads, found.config, times=found.times, failure=found.failure)
 
 
 def key_of(job: TaskJob) -> Key:

@@ -269,7 +269,7 @@ class Replay:
     def prepare(self, job: Job, configs: Sequence[Config]) -> None:
         pass
 
-    def acknowledge(self, measured: Sequence[Measurement]) -> None:
+    def acknowledge(self, job: Job, measured: Sequence[Measurement]) -> None:
         pass
 
     def measure(

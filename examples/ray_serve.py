@@ -45,11 +45,17 @@ class Loaded:
         if any(len(each) != 1 for each in inputs):
             raise ValueError(f"{path} takes several arrays, and this server takes one")
         shapes = [tuple(each[0].shape) for each in inputs]
+        if not all(shapes):
+            raise ValueError(f"{path} takes no rows: its input has no axis")
         self.sizes = sorted({shape[0] for shape in shapes})
         (self.row,) = {shape[1:] for shape in shapes}
         self.dtype = DType.parse(inputs[0][0].dtype).numpy
         self.example = np.zeros((self.sizes[0], *self.row), self.dtype)
-        self.expected = np.asarray(self.model(self.example))  # a model is a pure function: this never changes
+        self.expected = self.model(self.example)  # a model is a pure function: this never changes
+        if not isinstance(self.expected, np.ndarray):
+            raise ValueError(f"{path} gives several arrays, and this server gives one")
+        if self.expected.shape[:1] != self.example.shape[:1]:
+            raise ValueError(f"{path} does not give a row for each row that it takes")
 
     def __call__(self, rows: list[np.ndarray]) -> list[np.ndarray]:
         """The rows in batches of the sizes that there are; the last one is filled up with zeros."""
@@ -59,11 +65,11 @@ class Loaded:
             some, rows = rows[:size], rows[size:]
             batch = np.zeros((size, *self.row), self.dtype)
             batch[: len(some)] = some
-            results.extend(np.asarray(self.model(batch))[: len(some)])
+            results.extend(self.model(batch)[: len(some)])
         return results
 
     def is_healthy(self) -> bool:
-        return np.array_equal(np.asarray(self.model(self.example)), self.expected)
+        return np.array_equal(self.model(self.example), self.expected, equal_nan=True)
 
 
 @serve.deployment(health_check_period_s=5, health_check_timeout_s=5, graceful_shutdown_timeout_s=5)
@@ -91,10 +97,10 @@ class Model:
             loaded = await asyncio.to_thread(Loaded, path, self._threads, self._trusted)
             if self._loaded is not None and loaded.row != self._loaded.row:
                 raise ValueError(f"its rows are {loaded.row}, and clients send {self._loaded.row}")
-        except (tilewright.TilewrightError, OSError, ValueError) as error:
+        except Exception as error:  # whatever is wrong with this file, the one before goes on
             if self._loaded is None:
                 raise
-            self._refused = f"{path}: {error}".splitlines()[0]
+            self._refused = f"{path}: {type(error).__name__}: {error}".splitlines()[0]
             return
         self._loaded, self._refused = loaded, ""
 
@@ -103,8 +109,11 @@ class Model:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             assert self._loaded is not None
-            path = Path(self._loaded.path)
-            if path.exists() and path.stat().st_mtime_ns != self._seen:
+            try:
+                changed = Path(self._loaded.path).stat().st_mtime_ns != self._seen
+            except OSError:  # it is being replaced, or gone: the one before goes on
+                continue
+            if changed:
                 await self._take_up(self._loaded.path)
 
     def check_health(self) -> None:

@@ -29,6 +29,7 @@ from tilewright.hw import CpuMachine
 from tilewright.hw.gemmini import GemminiMachine
 from tilewright.hw.gpu import GpuMachine
 from tilewright.measure.passes import PassChecks, PassReport
+from tilewright.rewrites.base import Observer
 from tilewright.runtime.arguments import as_arguments, joined
 from tilewright.runtime.dispatch import Policy
 from tilewright.runtime.dynamic import Arguments, ConstantPool, DynamicModel
@@ -41,14 +42,14 @@ from tilewright.support.trace import Trace
 from tilewright.targets.options import (
     CompileOptions,
     Settings,
+    check_measures,
     resolve_latency,
-    resolve_numerics,
     resolve_objective,
     resolve_task_latency,
 )
 from tilewright.targets.resolve import resolve_target
-from tilewright.targets.stages import Chosen, build_plan, choose_implementations
-from tilewright.targets.target import Choices, Share, Target, boundary, computed, together, unshared
+from tilewright.targets.stages import Chosen, build_plan, choose_implementations, tunable_tasks
+from tilewright.targets.target import Choices, Share, Target, boundary, computed, unshared
 from tilewright.tune.allocate import Combine, Goal, Objective
 from tilewright.tune.choose import Choice
 from tilewright.tune.effort import KNOWN, Tuning
@@ -161,7 +162,7 @@ def compile(
     - `budget`: the maximum time for measuring, in seconds or as text ("5m"). `seed`: the seed of the search.
     - `search`: which search proposes candidates: "guided" (the default), "evolution", "annealing", "random",
       "exhaustive", or one that was registered. `cost_model`: which model ranks them: "boosted" (the default), which
-      learns from every trial, "analytical", which does not, or one that was registered (docs/08-extending.md).
+      learns from every trial, "analytical", which does not, or one that was registered (docs/07-extending.md).
     - `allocation`: which task is measured next: "gradient" (the default) takes the one with the largest expected
       gain, "heaviest" the slowest one, "round-robin" each in turn.
     - `partition`: how operators are grouped into kernels: "dynamic" (the default) finds the groups with the least total
@@ -174,8 +175,8 @@ def compile(
       keeps every rounding of the model's own types; "relaxed" may lose digits for speed; "tf32" is "fast", and on a
       GPU float32 may be rounded to 10 bits of fraction where matrices are multiplied. That is the default on a GPU
       where PyTorch may do so too (`torch.backends.cuda.matmul.allow_tf32`). docs/numerics.md has the details.
-    - `threads`: the number of threads of a call; None uses `TILEWRIGHT_THREADS`, or all cores that this process may
-      use.
+    - `threads`: the number of threads of a call on a processor; None uses `TILEWRIGHT_THREADS`, or all cores that this
+      process may use.
     - `pool`: the address of a pool of machines, or a `Pool`: candidates are built, checked and timed there, for the
       device that it names, which need not be here (docs/pool.md).
     - `trace`: collects events, for progress and reports.
@@ -245,6 +246,12 @@ def compile_all(
         target, effort, budget, seed, search, cost_model, allocation, partition, lock, db, numerics, threads
     )
     options.check()
+    goals = {
+        "objective": objective != "sum",
+        "latency": latency is not None,
+        "task_latency": bool(task_latency),
+    }
+    check_measures(effort, goals)
     latencies = resolve_latency(latency, len(models))
     combine = resolve_objective(objective)
     examples = [
@@ -270,7 +277,8 @@ def choose_together(
         Goal({key: count for key, (_, count) in computed(partition).items()}, seconds)
         for partition, seconds in zip(partitions, latencies, strict=True)
     )
-    wanted = Objective(goals, resolve_task_latency(task_latency, together(partitions)), objective)
+    enough = resolve_task_latency(task_latency, tunable_tasks(partitions, settings.target))
+    wanted = Objective(goals, enough, objective)
     return choose_implementations(settings, partitions, objective=wanted)
 
 
@@ -332,10 +340,10 @@ def run_pipeline(imported: ImportedModel, settings: Settings, share: Share = uns
             return _build_and_load(imported, partition, chosen.choices, settings, share, builds)
 
 
-def partitioned(imported: ImportedModel, settings: Settings) -> Partition:
+def partitioned(imported: ImportedModel, settings: Settings, observe: Observer | None = None) -> Partition:
     with settings.trace.span("rewrite"):
         return settings.target.partition(
-            imported, settings.numerics, settings.trace, cutting=settings.cutting
+            imported, settings.numerics, settings.trace, observe, cutting=settings.cutting
         )
 
 
@@ -383,7 +391,11 @@ def check_passes(
     inputs: Sequence[np.ndarray],
     *,
     target: str | CpuMachine | GpuMachine | GemminiMachine | None = None,
+    partition: str = "dynamic",
+    lock: str | Path | None = None,
+    db: str | Path | None = None,
     numerics: str | None = None,
+    threads: int | None = None,
     trace: Trace | None = None,
 ) -> PassReport:
     """Check that the model's graph, run by the oracle, computes the same function after every pass.
@@ -391,10 +403,13 @@ def check_passes(
     The pipeline runs up to the tasks, with the decisions that `compile` makes with these options. `inputs` are arrays
     for the graph's inputs, in order.
     """
+    options = CompileOptions(
+        target, partition=partition, lock=lock, db=db, numerics=numerics, threads=threads
+    )
+    options.check()
     model = frontend.opened(model)
-    resolved = resolve_target(target, model, example_inputs)
-    mode = resolve_numerics(numerics, resolved)
-    imported = frontend.import_model(model, example_inputs)
-    checks = PassChecks(imported.graph, inputs)
-    checks.cut(resolved.partition(imported, mode, trace or Trace.off(), checks))
+    with options.resolved(model, example_inputs, trace=trace) as settings:
+        imported = frontend.import_model(model, example_inputs)
+        checks = PassChecks(imported.graph, inputs)
+        checks.cut(partitioned(imported, settings, checks))
     return checks.report

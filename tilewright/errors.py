@@ -466,8 +466,8 @@ class AutotuneError(TilewrightError):
     remedy = "name constexpr parameters of the kernel as knobs and its other parameters as key"
 
 
-class ReferenceMismatchError(TilewrightError):
-    """A reference whose results differ from those of the kernel, whatever the config."""
+class ReferenceMismatchError(KernelError):
+    """A reference whose results differ from those of the kernel, whatever the config; shown where the reference is."""
 
     remedy = "check the reference and the kernel on small inputs: kernel.interpret runs it in NumPy"
 

@@ -279,6 +279,10 @@ def test_every_command_that_compiles_takes_the_same_options() -> None:
         (("check", *ZOO, "--effort", "some"), 1, "got 'some'"),
         (("bench", *ZOO, "--numerics", "sloppy"), 1, "got 'sloppy'"),
         (("report", *ZOO, "--budget", "5s"), 1, "needs no budget"),
+        (("explain", *ZOO, "--search", "random"), 1, "needs no search"),
+        (("tune", *ZOO, "--objective", "least"), 1, "objective must be one of 'sum', 'geomean'"),
+        (("tune", *ZOO, "--task-latency", "softmax"), 2, "LABEL=TIME"),
+        (("tune", *ZOO, "--task-latency", "softmax=soon"), 2, "a time above 0"),
         (("explain", *ZOO, "--target", "tpu"), 1, "got 'tpu'"),
         (("compile", *ZOO, "--target", "sm_70"), 1, "compute capability 7.0"),
         (("tune", *ZOO, "--lock", "absent/x.lock"), 1, "the folder absent does not exist"),
@@ -324,6 +328,24 @@ def test_mistakes_are_found_early_and_have_a_message(
         ended = int(exit.code or 0)
     said = " ".join(capsys.readouterr().err.split())
     assert ended == code and complaint in said and "Traceback" not in said
+
+
+def test_goals_reach_the_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(tilewright, "compile_all", lambda models, **options: asked.append(options))
+    goals = ("--objective", "geomean", "--latency", "5ms")
+    tasks = ("--task-latency", "linear+relu=50us", "--task-latency", "softmax=1ms")
+    invoke("tune", *ZOO, *goals, *tasks, "--seed", "3")
+    invoke("tune", *ZOO)
+    first, second = asked
+    assert (first["objective"], first["latency"], first["seed"]) == ("geomean", [5e-3], 3)
+    assert first["task_latency"] == {"linear+relu": pytest.approx(5e-5), "softmax": 1e-3}
+    assert (second["objective"], second["latency"], second["task_latency"]) == ("sum", None, None)
+
+
+def test_a_seed_of_weights_needs_no_measuring() -> None:
+    assert BuildOptions(seed=3).compiling["seed"] == 0
+    assert BuildOptions(seed=3, effort="quick").compiling["seed"] == 3
 
 
 def test_options_of_the_environment_are_looked_at_first(monkeypatch: pytest.MonkeyPatch) -> None:

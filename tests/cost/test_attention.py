@@ -7,6 +7,7 @@ import math
 import time
 import warnings
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from random import Random
 
@@ -19,6 +20,7 @@ from tilewright.cost.analytical import Analytical
 from tilewright.cost.attention import Adaptation, Attention, network, portfolio
 from tilewright.cost.boosted import Experience
 from tilewright.cost.model import CostModel
+from tilewright.cost.models import cost_model_named
 from tilewright.cost.network import LEVELS, MEMBERS, AttentionNetwork, parameters, shapes
 from tilewright.cost.tokens import Tokeniser, joined
 from tilewright.dataset.tasks import F32, gemm
@@ -35,7 +37,7 @@ class TestConformance(CostModelSuite):
     def make(
         self, candidates: Candidates, threads: int, seed: int, experience: Sequence[Experience]
     ) -> CostModel:
-        return Attention(candidates, threads, warm=experience)
+        return Attention(candidates, threads, seed=seed, warm=experience)
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +120,20 @@ def test_it_learns_what_is_wrong_and_keeps_what_is_right(candidates: Candidates)
     assert np.std(np.log(after / truth)[40:]) < 0.7 * error_before
 
 
+def test_the_seed_of_the_registered_model_counts(candidates: Candidates) -> None:
+    configs = candidates.sample(Random(3), 60)
+    rng = np.random.default_rng(0)
+    outcomes = [Outcome(config, 1e-4 * float(rng.uniform(1, 3))) for config in configs[:50]]
+
+    def predicted(seed: int) -> np.ndarray:
+        model = cost_model_named("attention")(candidates, 1, seed, ())
+        model.update(outcomes)
+        return model.predict(configs).seconds
+
+    np.testing.assert_array_equal(predicted(1), predicted(1))
+    assert (predicted(1) != predicted(2)).any()
+
+
 def test_times_that_are_no_numbers_are_left_out(candidates: Candidates) -> None:
     configs = candidates.sample(Random(4), 12)
     model, other = Attention(candidates, 1), Attention(candidates, 1)
@@ -132,12 +148,15 @@ def test_times_that_are_no_numbers_are_left_out(candidates: Candidates) -> None:
 
 def test_a_round_of_adapting_takes_less_than_half_a_second(candidates: Candidates) -> None:
     configs = candidates.sample(Random(5), 300)
-    model = Attention(candidates, 1)
-    model.predict(configs)
-    model.update([Outcome(config, 1e-4 * (1 + at % 7)) for at, config in enumerate(configs[:256])])
-    begin = time.process_time()
-    model.predict(configs)
-    assert time.process_time() - begin < 0.5
+    seconds = []
+    for _ in range(4):  # the least: other processes slow the rest
+        model = Attention(candidates, 1)
+        model.predict(configs)
+        model.update([Outcome(config, 1e-4 * (1 + at % 7)) for at, config in enumerate(configs[:256])])
+        begin = time.process_time()
+        model.predict(configs)
+        seconds.append(time.process_time() - begin)
+    assert min(seconds) < 0.5
 
 
 def test_similar_errors_are_corrected_and_none_are_invented() -> None:
@@ -173,7 +192,12 @@ def test_weights_come_back_as_they_were_saved(tmp_path: Path) -> None:
 def test_the_shipped_weights_fit_this_version_and_are_small() -> None:
     assert weights.SHIPPED.stat().st_size < 10 << 20
     found = weights.load(weights.SHIPPED)
-    assert int(found.metadata["tasks"]) > 0 and "machines" in found.metadata
+    about = found.metadata
+    assert int(about["tasks"]) > 0 and about["measured"] == "2026-11-18 to 2026-11-18"
+    assert "NVIDIA H200 (sm_90a)" in about["machines"] and "znver4, 512-bit vectors" in about["machines"]
+    files = dict(entry.split(" sha256:") for entry in about["data"].split(", "))
+    data = Path(__file__).resolve().parents[2] / "benchmarks" / "data"
+    assert files == {path.name: sha256(path.read_bytes()).hexdigest() for path in data.glob("*.xz")}
     AttentionNetwork(found.tensors)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.space.checked import Inputs
+from tilewright.cost.bounds import least_seconds
 from tilewright.cost.gpu import seconds
 from tilewright.dtypes import DType
 from tilewright.errors import InternalError
@@ -216,3 +217,7 @@ def test_concurrent_blocks_load_their_working_set() -> None:
     grid = TileGrid(6, 4, 3, 10.0, 1.0)
     assert grid.loaded(1) == 11 and grid.loaded(3) == 31 and grid.loaded(12) == 34
     assert grid.loaded(24) == 64 and grid.loaded(48) == 128, "two batches have nothing in common"
+
+
+def test_the_least_time_of_a_kernel_has_the_launch_of_its_machine() -> None:
+    assert least_seconds(0.0, 0.0, H200) == H200.launch_seconds

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import math
+from hashlib import sha256
 from pathlib import Path
 
 import msgspec
@@ -18,7 +20,7 @@ from tilewright.dataset.stats import stats
 from tilewright.dataset.store import Writer, merge, read
 from tilewright.dataset.tables import Table, tables_of
 from tilewright.dataset.tasks import F32, SUITES, TaskSource, conv, gemm
-from tilewright.dataset.train import TrainingSettings, predicted, train
+from tilewright.dataset.train import TrainingSettings, about, predicted, train
 from tilewright.db.record import Record
 from tilewright.errors import DatasetError
 from tilewright.hw import host
@@ -157,6 +159,19 @@ def test_near_copies_are_held_out_together() -> None:
     assert set(families(tables)) == {"contraction", "convolution"}
 
 
+def test_the_card_of_weights_names_machines_days_and_files(tmp_path: Path, some: list[Record]) -> None:
+    path = tmp_path / "some.jsonl"
+    noon = datetime.datetime(2026, 3, 1, 12, tzinfo=datetime.timezone.utc).timestamp()
+    dated = [msgspec.structs.replace(r, when=noon + 86400 * (at % 3)) for at, r in enumerate(some)]
+    Writer(path).add(dated)
+    tables, _ = tables_of(read(path).records)
+    card = about(tables, [path], 7, 1)
+    assert ICE_LAKE.describe() in card["machines"] and tables[0].machine in card["machines"]
+    assert card["measured"] == "2026-03-01 to 2026-03-03"
+    assert card["data"] == f"some.jsonl sha256:{sha256(path.read_bytes()).hexdigest()}"
+    assert (card["tasks"], card["steps"], card["seed"]) == ("1", "7", "1")
+
+
 def test_training_finds_what_the_analytical_model_gets_wrong() -> None:
     pytest.importorskip("torch")
     tables, _ = tables_of([r for m in (32, 64, 128) for r in records(m, 96, 64, 40, "rows")])
@@ -165,5 +180,8 @@ def test_training_finds_what_the_analytical_model_gets_wrong() -> None:
     tensors = train(tables, settings)
     said = predicted(tensors, test[0], settings) - np.log(test[0].seconds)
     assert np.std(said) < 0.8 * np.std(test[0].residuals)
+    unchanged = train(tables, TrainingSettings(steps=0), start=tensors)  # what is kept was shrunk once
+    for name, tensor in tensors.items():
+        np.testing.assert_allclose(unchanged[name], tensor, rtol=1e-6)
     with pytest.raises(DatasetError, match="nothing to learn from"):
         train([], settings)

@@ -100,7 +100,7 @@ CONFIGS = st.builds(
     st.text(min_size=1, max_size=8),
     st.lists(st.tuples(st.text(max_size=5), VALUES), max_size=3).map(tuple),
 )
-SECONDS = st.floats(0, 1e3, allow_nan=False)
+SECONDS = st.floats(0, 1e3, exclude_min=True, allow_nan=False)
 
 
 @given(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.db.samples import config, key, record, work
@@ -12,6 +13,8 @@ from tilewright.db.database import Database
 from tilewright.db.exchange import export_lines, import_file
 from tilewright.db.maintain import collect, verify
 from tilewright.db.record import Decision
+from tilewright.db.rows import DECISION as DECIDED
+from tilewright.db.rows import TRIAL, row_of, trial_of
 from tilewright.errors import DatabaseFileError
 
 RECORDS = [record(number, of=work(8 + number % 2)) for number in range(6)]
@@ -90,6 +93,29 @@ def test_lines_that_are_not_sound_are_named_and_left_out(exported: Path, other: 
     assert other.records() == RECORDS[3:]
     assert [damage.split(":")[0] for damage in found.damaged] == [f"line {trials[n] + 1}" for n in range(3)]
     assert "does not have the digest" in found.damaged[0]
+
+
+@pytest.mark.parametrize("times", [(0.0,), (-1e-5, 1e-5), (1e-5, 0.0)])
+def test_times_that_are_no_times_are_left_out(
+    times: tuple[float, ...], exported: Path, database: Database, other: Database
+) -> None:
+    trial = next(trial for row in database.rows(TRIAL) if (trial := trial_of(row)).times)
+    wrong = row_of(TRIAL, msgspec.structs.replace(trial, times=times))
+    with exported.open("ab") as file:
+        file.write(msgspec.json.encode(wrong) + b"\n")
+    found = import_file(other, exported)
+    assert sorted(other.records(), key=lambda one: one.when) == RECORDS
+    assert [damage.partition(": ")[2] for damage in found.damaged] == [
+        f"the trial {wrong.digest[:12]} has times that are not positive numbers"
+    ]
+
+
+def test_a_decision_without_a_time_is_left_out(exported: Path, other: Database) -> None:
+    wrong = row_of(DECIDED, msgspec.structs.replace(DECISION, seconds=0.0))
+    with exported.open("ab") as file:
+        file.write(msgspec.json.encode(wrong) + b"\n")
+    found = import_file(other, exported)
+    assert len(found.damaged) == 1 and "has a time that is not a positive number" in found.damaged[0]
 
 
 def test_trials_without_their_facts_are_left_out(exported: Path, other: Database) -> None:

@@ -39,6 +39,55 @@ def save(path: Path, seed: int, features: int = 8) -> np.ndarray:
     return model(torch.from_numpy(ROWS)).numpy() if features == 8 else np.zeros(0)
 
 
+class Ratio(torch.nn.Module):
+    """NaN for zeros, which are the example that health is checked with."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x / x
+
+
+class Twice(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x + 1, x + 2
+
+
+class Total(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sum(0)
+
+
+class Scalar(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+def saved(path: Path, model: torch.nn.Module, x: torch.Tensor) -> str:
+    tilewright.compile(model.eval(), (x,)).save(path)
+    return str(path)
+
+
+def test_a_model_that_gives_nan_for_zeros_is_healthy(tmp_path: Path) -> None:
+    loaded = ray_serve.Loaded(saved(tmp_path / "model.tw", Ratio(), torch.zeros(2, 8)), 1, None)
+    assert np.isnan(loaded.expected).all()
+    assert loaded.is_healthy()
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "message"),
+    [
+        (Twice(), torch.zeros(2, 8), "gives several arrays"),
+        (Total(), torch.zeros(2, 8), "does not give a row for each row"),
+        (Scalar(), torch.tensor(0.0), "takes no rows"),
+    ],
+    ids=["two outputs", "no rows out", "no rows in"],
+)
+def test_models_that_are_not_served(
+    tmp_path: Path, model: torch.nn.Module, x: torch.Tensor, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        ray_serve.Loaded(saved(tmp_path / "model.tw", model, x), 1, None)
+
+
 def as_file(array: np.ndarray) -> bytes:
     file = io.BytesIO()
     np.save(file, array)
@@ -105,6 +154,22 @@ def test_a_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
         save(path, 2, features=9)  # rows of another shape
         await until(lambda: "its rows are (9,)" in replica._refused)
+        np.testing.assert_allclose(await results(replica), after, atol=1e-5)
+
+        with monkeypatch.context() as patch:  # a file that vanishes right after it was seen
+            patch.setattr(Path, "exists", lambda path: True)
+            path.unlink()
+            await asyncio.sleep(0.2)
+
+        def surprised(*arguments: Any) -> Any:
+            raise IndexError("what nobody thought of")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ray_serve, "Loaded", surprised)
+            save(path, 3)
+            await until(lambda: "what nobody thought of" in replica._refused)
+        first, after = replica._loaded, save(path, 4)  # it still follows the file
+        await until(lambda: replica._loaded is not first)
         np.testing.assert_allclose(await results(replica), after, atol=1e-5)
 
         replica.check_health()

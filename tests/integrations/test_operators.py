@@ -165,6 +165,18 @@ def test_between_convolutions_and_with_a_constant_of_one_element() -> None:
     assert torch.allclose(tilewright.compile(model, (x,))(x), model(x), rtol=1e-4)
 
 
+def test_numbers_of_numpy() -> None:
+    """As in an eager launch, a NumPy number has the type of the Python number."""
+
+    @tilewright.op("twtest::numpy_numbers", shape=lambda x: x, reference=lambda x: 0.1 * x + x)
+    def numpy_numbers(x, out):
+        n = np.int64(x.numel())
+        axpy_kernel[(tl.cdiv(int(n), 16),)](x, x, out, n, np.float64(0.1), BLOCK=np.int64(16))
+
+    fast, x = compiled(numpy_numbers), torch.randn(4, 5)
+    assert torch.equal(fast(x), numpy_numbers(x))
+
+
 # -- on a GPU ---------------------------------------------------------------------------------------------------------
 
 
@@ -179,6 +191,47 @@ def test_a_model_for_a_described_gpu_has_the_kernel(
     except MissingDependencyError as error:
         pytest.skip(str(error))
     assert "twtest::axpy" in " ".join(info.label for info in made.plan.tasks.values())
+
+
+def threads_on_a_gpu(op: Any) -> list[int]:
+    """Of the kernels of a model for an H200 that calls the operator."""
+    pytest.importorskip(
+        "cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'"
+    )
+    try:
+        made = compiled(op, target="sm_90a")
+    except MissingDependencyError as error:
+        pytest.skip(str(error))
+    return [step.launch.threads for step in made.plan.steps]
+
+
+def test_a_model_for_a_gpu_has_the_options_of_the_launch() -> None:
+    @tilewright.op("twtest::warps", shape=lambda x: x, reference=lambda x: 2 * x)
+    def warps(x, out):
+        axpy_kernel[(1,)](x, x, out, x.numel(), 1.0, BLOCK=1024, options={"warps": 8})
+
+    assert threads_on_a_gpu(warps) == [256]
+    x = torch.randn(4, 5)
+    assert torch.equal(compiled(warps)(x), 2 * x), "a processor has no warps"
+
+
+def test_a_model_for_a_gpu_has_the_knobs_that_are_options_of_the_launch() -> None:
+    tuned = tilewright.autotune({"BLOCK": (256, 1024), "warps": (16, 8), "threads": (1, 2)}, key=["n"])(
+        axpy_kernel
+    )
+
+    @tilewright.op("twtest::tuned_warps", shape=lambda x: x, reference=lambda x: 2 * x)
+    def knobs(x, out):
+        tuned[axpy_grid](x, x, out, x.numel(), 1.0)
+
+    @tilewright.op("twtest::fixed_warps", shape=lambda x: x, reference=lambda x: 2 * x)
+    def fixed(x, out):
+        tuned[axpy_grid](x, x, out, x.numel(), 1.0, options={"warps": 2})
+
+    assert threads_on_a_gpu(knobs)[0] in (256, 512)
+    assert threads_on_a_gpu(fixed) == [64]
+    x = torch.randn(4, 5)
+    assert torch.equal(compiled(knobs)(x), 2 * x)
 
 
 @pytest.mark.gpu
@@ -208,12 +261,12 @@ def operator(**changes: Any) -> Any:
     return tilewright.op(given.pop("name"), **given)(copy)
 
 
-def compiled(op: Any) -> Any:
+def compiled(op: Any, **how: Any) -> Any:
     class Calls(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return op(x)
 
-    return tilewright.compile(Calls().eval(), (torch.randn(4, 5),))
+    return tilewright.compile(Calls().eval(), (torch.randn(4, 5),), **how)
 
 
 def test_a_reference_that_disagrees_is_found_when_a_model_is_compiled() -> None:
@@ -223,13 +276,29 @@ def test_a_reference_that_disagrees_is_found_when_a_model_is_compiled() -> None:
         ReferenceMismatchError, match="twtest::copy: the kernel and its reference disagree: 20 of 20"
     ):
         wrong.check(torch.randn(4, 5))
+    with pytest.raises(ReferenceMismatchError, match=r"lambda x: x \+ 1\)\n *\^+\n"):
+        wrong.check(torch.randn(4, 5))
     with pytest.raises(ReferenceMismatchError, match="disagree"):
         compiled(wrong)
 
 
 def test_a_reference_of_another_shape() -> None:
     with pytest.raises(ReferenceMismatchError, match=r"returns f32\[4\], and the shape rule says f32\[4,5\]"):
-        compiled(operator(reference=lambda x: x.sum(1)))
+        compiled(operator(reference=sums))
+
+
+def sums(x: torch.Tensor) -> torch.Tensor:
+    return x.sum(1)
+
+
+def test_a_mismatch_shows_the_reference() -> None:
+    with pytest.raises(ReferenceMismatchError) as caught:
+        operator(reference=sums).check(torch.randn(4, 5))
+    assert f'File "{__file__}"' in str(caught.value)
+    assert "    def sums(x: torch.Tensor) -> torch.Tensor:\n    ^^^^" in str(caught.value)
+    with pytest.raises(ReferenceMismatchError) as caught:  # a function without source
+        operator(reference=torch.nn.ReLU()).check(torch.randn(4, 5))
+    assert "File" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -278,3 +347,12 @@ def test_storing_to_an_argument_cannot_be_part_of_a_model() -> None:
 
     with pytest.raises(UnsupportedOpsError, match="stores to an argument"):
         compiled(stores)
+
+
+def test_an_option_that_no_launch_has_cannot_be_part_of_a_model() -> None:
+    @tilewright.op("twtest::misspelt", shape=lambda x: x, reference=lambda x: x + 0)
+    def misspelt(x, out):
+        axpy_kernel[(1,)](x, x, out, x.numel(), 0.0, BLOCK=256, options={"wraps": 8})
+
+    with pytest.raises(UnsupportedOpsError, match="option 'wraps'"):
+        compiled(misspelt)

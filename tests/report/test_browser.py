@@ -118,6 +118,19 @@ def test_on_a_phone_the_table_fits(page: Page, path: Path, width: int) -> None:
     assert "GFLOP/s" in page.run("document.getElementById('task1').innerText")
 
 
+def test_what_the_cost_model_believes_opens_and_fits(page: Page, path: Path) -> None:
+    page.open(path, width=390)
+    section = "document.getElementById('beliefs').nextElementSibling.nextElementSibling"
+    page.run(f"{section}.open = true")
+    assert "chosen: contraction: rows=8" in page.run(f"{section}.innerText")
+    assert page.run("document.documentElement.scrollWidth") <= 390
+    bars = page.run(
+        f"[...{section}.querySelectorAll('.bar i')].map((bar) => bar.getBoundingClientRect().width)"
+    )
+    assert bars[0] > bars[1] > bars[2] > 0
+    assert page.complaints == []
+
+
 def test_the_table_is_sorted_by_keyboard(page: Page, path: Path) -> None:
     page.open(path)
     rows = "[...document.querySelectorAll('table')][0].tBodies[0].rows"
@@ -170,3 +183,13 @@ def test_a_screen_reader_finds_a_name_for_everything(page: Page, path: Path) -> 
     roles = {role for role, _ in kinds}
     assert {"link", "button", "columnheader", "rowheader", "region"} <= roles and roles & {"image", "img"}
     assert ("region", "Graph of the model") in kinds
+    assert ("region", "Table of groups") in kinds
+
+
+def test_the_groups_of_fusion_are_shown(page: Page, path: Path) -> None:
+    page.open(path)
+    table = "document.querySelector('#fusion ~ .scroll table')"
+    assert page.run("getComputedStyle(document.getElementById('fusion')).display") != "none"
+    rows = f"[...{table}.tBodies[0].rows].map((row) => [...row.cells].map((cell) => cell.innerText)[1])"
+    assert page.run(rows) == ["yes", "no"]
+    assert page.run("document.querySelector('nav a[href=\"#fusion\"]').innerText") == "Fusion"

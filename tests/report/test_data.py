@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -13,11 +15,20 @@ import torch
 
 import tilewright
 from tests.report import samples
+from tilewright.cost.analytical import Analytical
+from tilewright.dataset.tasks import gemm
 from tilewright.db.database import Database
+from tilewright.db.record import Record
+from tilewright.dtypes import DType
+from tilewright.hw.gpu import H200
+from tilewright.report.beliefs import beliefs_of
 from tilewright.report.data import Report
 from tilewright.report.flow import flow_of
 from tilewright.report.gather import report_on_database, report_on_model
 from tilewright.runtime.model import CompiledModel
+from tilewright.space.candidates import Candidates
+from tilewright.space.template import Work
+from tilewright.support.trace import Trace
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +68,55 @@ def test_the_code_is_that_of_the_kernel_that_runs(report: Report) -> None:
         assert task.code is not None and task.code.runs, task.label
         assert task.code.loops.startswith("program ")
         assert task.code.assembly
+
+
+def test_what_the_attention_model_believes_where_it_was_used(
+    report: Report, compiled: CompiledModel, database: Database
+) -> None:
+    assert all(task.beliefs is None for task in report.tasks)
+    trace = Trace()
+    trace.mark("tune.begin", cost_model="boosted")
+    trace.mark("tune.begin", cost_model="attention")
+    for task in report_on_model(compiled, "small", database, events=trace.chrome()["traceEvents"]).tasks:
+        beliefs = task.beliefs
+        assert beliefs is not None
+        measured = {trial.config: trial.seconds for trial in task.trials}
+        assert beliefs.trials == len(measured)
+        chosen = beliefs.configs[0]
+        assert chosen.config == task.winner and chosen.role == "chosen and untuned"
+        assert all(row.measured == measured[row.config] for row in beliefs.configs)
+        assert all(row.predicted > 0 and row.factor > 1 and 0 < row.valid <= 1 for row in beliefs.configs)
+        names = [name for name, _ in beliefs.attention]
+        assert names[:4] == ["task", "machine", "terms", "instruction"]
+        assert names[4] == task.winner.split(":")[0]
+        assert sum(share for _, share in beliefs.attention) == pytest.approx(1.0, rel=1e-4)
+        # The trials are made up, far from what the analytical model says; with them, the model is near.
+        off = [abs(math.log(seconds / chosen.measured)) for seconds in (chosen.network, chosen.predicted)]
+        assert off[1] < off[0]
+
+
+def test_a_run_with_the_attention_model_says_so(tmp_path: Path) -> None:
+    trace, path = Trace(), tmp_path / "tuning.sqlite"
+    options = {"effort": "quick", "budget": "6s", "cost_model": "attention", "db": path, "trace": trace}
+    x = torch.randn(16, 64)
+    fast = tilewright.compile(torch.nn.Linear(64, 48).eval(), (x,), **options)
+    with Database.open(path) as database:
+        found = report_on_model(fast, "linear", database, events=trace.chrome()["traceEvents"])
+        assert database.records()
+    assert any(task.beliefs is not None and task.beliefs.trials for task in found.tasks)
+
+
+def test_beliefs_about_a_kernel_of_a_gpu() -> None:
+    """There need be no GPU: they follow from records."""
+    work = Work(gemm(512, 512, 512, "relu", DType.F16), H200)
+    candidates = Candidates.of(work)
+    model = Analytical(candidates, 0)
+    configs = [c for c in candidates.sample(Random(0), 12) if math.isfinite(model.seconds(c))]
+    records = [Record.of(work, 0, config, times=(2 * model.seconds(config),)) for config in configs]
+    found = beliefs_of(work, 0, records, configs[0], str(configs[1]))
+    assert found is not None and found.trials == len(configs)
+    assert [row.role for row in found.configs[:2]] == ["chosen", "untuned"]
+    assert found.attention[4][0] == configs[0].template
 
 
 def test_limits_are_limits(report: Report) -> None:

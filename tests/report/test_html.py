@@ -17,20 +17,39 @@ from tilewright.report.charts import memory, roofline, tuning_curve
 from tilewright.report.code import Code, clipped, hot_loop
 from tilewright.report.data import (
     Baseline,
+    ConfigBelief,
     MachineSummary,
     ModelReport,
     Report,
     StepReport,
+    TaskBeliefs,
     TaskReport,
     TrialPoint,
     report,
 )
 from tilewright.report.figures import Label, Scale, bytes_text, count_text, rate_text, seconds_text
 from tilewright.report.html import MAX_BYTES, render
+from tilewright.runtime.plan import FusionReport, GroupReport, PartReport, RefusedGroup
 from tilewright.support.trace import Trace
 
 EVIL = "<script>alert('x')</script>\"><img src=http://evil.example/x onerror=alert(1)>"
+BOLD = "<b>bold</b>"
 MACHINE = MachineSummary("a processor", True, 2, 3e11, {"L2": 2e11, "L3": 8e10, "memory": 2e10}, 48 << 20)
+
+FUSION = FusionReport(
+    "dynamic", 3, 2, 1, 4e-5, 5e-5, 9, 7,
+    considered=(
+        GroupReport(
+            "conv+relu+conv", "f32[1,64]", True, False, 1.21e-5, 2.31e-5, calls=2, layers=("a.conv1", "a.conv2"),
+            parts=(PartReport("conv+relu", 1.11e-5, True), PartReport(BOLD, 1.2e-5, True)),
+        ),
+        GroupReport(
+            "matmul+matmul", "f32[9]", False, False, 3.01e-5, 2e-5, measured=True, margin=0.05,
+            parts=(PartReport("matmul", 1.5e-5), PartReport("matmul+add", 2.6e-5)), rest=(PartReport("add", 1e-5),),
+        ),
+    ),
+    refused=(RefusedGroup("matmul+gelu+matmul", "f16[9]", f"it is {BOLD}", layers=("b",)),),
+)  # fmt: skip
 
 
 def task(
@@ -68,6 +87,16 @@ def task(
         layers=() if label else (f"layer{number}.0.conv1 + bn1", f"layer{number}.1.conv1 + bn1"),
         default="contraction: rows=0",
         winner=f"contraction: rows={trials - 1}",
+        beliefs=TaskBeliefs(
+            trials,
+            (
+                ConfigBelief(
+                    label or "contraction: rows=8", "chosen", 3e-4, 2e-4, 1.1e-4, 0.2, 0.98, seconds
+                ),
+                ConfigBelief("contraction: rows=4", "", 3e-4, 2e-4, 1.2e-4, 0.2, 0.98, None),
+            ),
+            (("terms", 0.5), (label or "rows=8", 0.3), ("machine", 0.2)),
+        ),
     )
 
 
@@ -85,7 +114,7 @@ def sample(tasks: int = 4, **options: object) -> Report:
     ]
     model = ModelReport(
         "net", "(x: f32[1]) -> (f32[1])", 3.21e-4, "2 (openmp)", "fast", "cpu", 4096, 2_000_000,
-        Baseline("PyTorch", 8.346e-4, 3.21e-4), tuple(steps),
+        Baseline("PyTorch", 8.346e-4, 3.21e-4), tuple(steps), FUSION,
     )  # fmt: skip
     return report("net", MACHINE, made, model)
 
@@ -135,6 +164,18 @@ class Reader(html.parser.HTMLParser):
             self.words += data
 
 
+def test_what_the_cost_model_believes_is_shown_if_it_was_used() -> None:
+    found = sample(2)
+    page = render(found)
+    words = " ".join(Reader(page).words.split())
+    assert 'href="#beliefs"' in page
+    assert "chosen: contraction: rows=8 300 µs 200 µs 110 µs 1.22× 98% 100 µs" in words
+    assert "contraction: rows=4 300 µs 200 µs 120 µs 1.22× 98% –" in words
+    assert words.index("terms 50.0%") < words.index("rows=8 30.0%") < words.index("machine 20.0%")
+    without = replace(found, tasks=tuple(replace(task, beliefs=None) for task in found.tasks))
+    assert "beliefs" not in render(without)
+
+
 def test_the_use_of_a_pools_devices_is_shown() -> None:
     trace = Trace()
     trace.mark("tune.begin")
@@ -149,6 +190,26 @@ def test_the_use_of_a_pools_devices_is_shown() -> None:
     assert "Devices of the pool" in page and "3.2 s" in page and EVIL not in page
     assert "Left out: timer/node2: the disk is full" in page
     assert "Devices of the pool" not in render(report("a model", MACHINE, [task(0)]))
+
+
+def test_groups_and_their_alternatives_are_shown() -> None:
+    page = render(sample())
+    words = " ".join(Reader(page).words.split())
+    assert "3 groups by dynamic programming, 2 by greedy fusion" in words
+    assert (  # the layers, the operators, the result, and the two times
+        "a.conv1 + conv2 conv+relu+conv f32[1,64]"
+        f" yes 2 12.1 µs predicted 23.1 µs measured conv+relu 11.1 µs, {BOLD} 12.0" in words
+    )
+    assert (
+        "matmul+matmul, f32[9] no 1 40.1 µs partly measured 41.0 µs predicted matmul 15.0 µs, matmul+add 26.0 µs"
+        in words
+    )
+    assert f"b, f16[9]: it is {BOLD} (matmul+gelu+matmul)" in words
+    assert BOLD not in page
+    without = sample()
+    assert without.model is not None
+    bare = render(replace(without, model=replace(without.model, fusion=None)))
+    assert 'href="#fusion"' not in bare and 'id="fusion"' not in bare
 
 
 def test_it_is_sound_and_fetches_nothing() -> None:

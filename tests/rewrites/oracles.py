@@ -24,6 +24,9 @@ class Whims:
     def seconds(self, task: Task) -> float:
         return int(task.key[self.seed : self.seed + 3], 16) / 4096
 
+    def kernel_seconds(self) -> float:
+        return 0.0
+
     def upper_bound(self, task: Task) -> tuple[float, bool]:
         return self.seconds(task), True
 
@@ -45,6 +48,9 @@ class Priced:
 
     def seconds(self, task: Task) -> float:
         return sum(self.price(node) for node in task.graph.nodes())
+
+    def kernel_seconds(self) -> float:
+        return 0.0
 
     def upper_bound(self, task: Task) -> tuple[float, bool]:
         return self.seconds(task), True
@@ -83,6 +89,9 @@ class Dice:
             node.attrs.get("layout", "").startswith(self.favourite) for node in task.graph.nodes()
         )
         return self._throw(task.key) * (0.1 if favoured else 1.0)
+
+    def kernel_seconds(self) -> float:
+        return 0.0
 
     def upper_bound(self, task: Task) -> tuple[float, bool]:
         return self.seconds(task), True

@@ -224,8 +224,11 @@ def test_strict_numerics_do_not_pad() -> None:
 class _Times:
     """A time for each product by its channels; copies are free or not."""
 
-    def __init__(self, unaligned: float, copy: float) -> None:
-        self.unaligned, self.copy = unaligned, copy
+    def __init__(self, unaligned: float, copy: float, kernel: float = 0.0) -> None:
+        self.unaligned, self.copy, self.kernel = unaligned, copy, kernel
+
+    def kernel_seconds(self) -> float:
+        return self.kernel
 
     def seconds(self, task: Task) -> float:
         products = [node for node in task.graph.nodes() if node.op == "conv"]
@@ -245,10 +248,16 @@ class _Times:
         return 8
 
 
-@pytest.mark.parametrize("unaligned,copy,pads", [(1.0, 0.1, True), (1.0, 5.0, False), (0.0, 0.0, False)])
-def test_padded_where_the_gain_beats_the_copy(unaligned: float, copy: float, pads: bool) -> None:
+@pytest.mark.parametrize(
+    "unaligned,copy,kernel,pads",
+    [(1.0, 0.1, 0.0, True), (1.0, 5.0, 0.0, False), (0.0, 0.0, 0.0, False), (1.0, 0.1, 5.0, False)],
+)
+def test_padded_where_the_gain_beats_the_copy(
+    unaligned: float, copy: float, kernel: float, pads: bool
+) -> None:
+    """`kernel`: what each kernel, a copy too, adds to a call."""
     graph = graph_of(conv(conv(x_input(1, 7, 7, 46), 46), 46, seed=1))  # copies at both ends
-    judge = Judge(_Times(unaligned, copy), partition)
+    judge = Judge(_Times(unaligned, copy, kernel), partition)
     after = PadChannels(judge, eight).run(graph)
     widths = {node.shape[-1] for node in after.nodes() if node.op == "conv"}
     assert widths == ({48} if pads else {46})

@@ -14,7 +14,7 @@ from tilewright.graph.task import Partition
 from tilewright.hw.gpu import H200
 from tilewright.measure.passes import run_calls
 from tilewright.rewrites.partition import kind_of
-from tilewright.runtime.plan import FusionReport, RefusedGroup
+from tilewright.runtime.plan import FusionReport, GroupReport, PartReport, RefusedGroup
 from tilewright.support.trace import Trace
 from tilewright.targets.cuda import CudaTarget
 from tilewright.targets.target import Cutting
@@ -107,15 +107,62 @@ def test_the_calls_compute_the_model() -> None:
     assert abs(got - expected).max() < 1e-2 * abs(expected).max()
 
 
+class Wide(torch.nn.Module):
+    """Two linear layers with more values between them than a core keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(8, 40_000), torch.nn.Linear(40_000, 8)
+
+    def forward(self, x: Any) -> Any:
+        return self.second(torch.relu(self.first(x)))
+
+
 def test_explain_shows_why_a_chain_was_not_fused() -> None:
+    """From the partition through the plan and a saved file to the text."""
+    model = tilewright.compile(Wide().eval(), (torch.zeros(64, 8),), target="cpu")
+    explanation = model.explain(repeats=1)
+    lines = str(explanation).splitlines()
+    assert max(map(len, lines)) <= 80
+    text = " ".join(" ".join(lines).split())
+    assert "unfused first + relu + second, f32[64,8]: the results between its products take at least" in text
+    (refused,) = explanation.to_dict()["fusion"]["refused"]
+    assert refused["reason"].endswith("that a core keeps") and refused["calls"] == 1
+
+
+def test_explain_shows_what_a_chain_and_its_parts_take() -> None:
+    model = tilewright.compile(layers(64, 128, 64).eval(), (torch.zeros(256, 64),), target="cpu")
+    explanation = model.explain(repeats=1)
+    assert explanation.fusion is not None
+    (row,) = explanation.fusion.considered
+    lines = str(explanation).splitlines()
+    assert max(map(len, lines)) <= 80
+    text = " ".join(" ".join(lines).split())
+    assert f"{'fused' if row.used else 'unfused'} 0 + 1 + 2 + 3: {row.alternative}" in text
+    assert "matmul+add+relu" in row.alternative and "(predicted)" in row.alternative
+
+
+def test_explain_shows_few_groups_and_says_how_many_more() -> None:
     model = tilewright.compile(torch.nn.Linear(4, 4).eval(), (torch.zeros(2, 4),), target="cpu")
-    refused = RefusedGroup("linear+gelu+linear", "f16[512,768]", "a product has more than 256 columns", 12)
-    shown = structs.replace(model.explain(), fusion=FusionReport("dynamic", 2, 2, refused=(refused,)))
-    text = " ".join(str(shown).split())
-    assert (
-        "unfused" in text and "linear+gelu+linear, f16[512,768] (12 times): a product has more than" in text
+    groups = tuple(
+        GroupReport(
+            f"matmul+{n}",
+            "f32[1]",
+            n % 2 == 0,
+            False,
+            1e-6 * (n + 1),
+            1e-5,
+            parts=(PartReport("relu", 1e-5),),
+        )
+        for n in range(10)
     )
-    assert shown.to_dict()["fusion"]["refused"][0]["calls"] == 12
+    shown = structs.replace(model.explain(repeats=1), fusion=FusionReport("dynamic", 9, 9, considered=groups))
+    text = str(shown)
+    assert (
+        text.count("us as one kernel") == 6 and text.count("2 more are in the report and in to_dict()") == 2
+    )
+    assert text.index("matmul+0") < text.index("matmul+2") < text.index("matmul+4") < text.index("matmul+1")
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_explain_names_the_layers_that_were_not_fused() -> None:

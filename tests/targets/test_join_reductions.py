@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from torch import nn
 
 from tests.space.implementations import WITH_LIBRARIES
 from tests.targets.pooled import Groups, Head, Highest, Pooled, imported, partitioned
+from tilewright.driver import choose_together
+from tilewright.errors import OptionError
 from tilewright.graph.ir import Graph, input_node
 from tilewright.graph.op import apply
 from tilewright.graph.task import Partition, Task
@@ -21,7 +24,11 @@ from tilewright.support.trace import Trace
 from tilewright.targets.cuda import CudaTarget
 from tilewright.targets.options import Settings
 from tilewright.targets.stages import Chosen, choose_implementations
-from tilewright.tune.choose import choose
+from tilewright.tune import tuner
+from tilewright.tune.allocate import Objective
+from tilewright.tune.choose import Choice, choose
+from tilewright.tune.effort import Tuning
+from tilewright.tune.tunable import TunableTask
 
 JOINED = ("tensor-core-matmul-reduction", "fused-reduction")
 
@@ -130,3 +137,42 @@ def test_the_mean_behind_a_convolution_keeps_its_layout() -> None:
     assert "mean" in [call.task.label for call in partition.calls]
     found = choose_implementations(Settings(CudaTarget(H200)), [partition])
     assert any(template in JOINED for template in templates_of(found))
+
+
+def objective_of(
+    partitions: list[Partition], monkeypatch: pytest.MonkeyPatch, **options: object
+) -> Objective:
+    """The objective that tuning these models minimises."""
+    asked: list[Objective] = []
+
+    def tune(
+        tunables: Mapping[str, tuple[TunableTask, int]], *_: object, objective: Objective, **__: object
+    ) -> dict[str, Choice]:
+        asked.append(objective)
+        return {key: tunable.start for key, (tunable, _) in tunables.items()}
+
+    monkeypatch.setattr(tuner, "tune", tune)
+    settings = Settings(CudaTarget(H200), tuning=Tuning("quick"))
+    choose_together(settings, partitions, "sum", [None] * len(partitions), **options)  # type: ignore[arg-type]
+    return asked[0]
+
+
+def test_of_several_models_each_counts_its_own_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_pair, another = partitioned(Head()), partitioned(Head(), 56)
+    (key,), (other,) = alternatives([with_pair]), alternatives([another])
+    without = partitioned(nn.Tanh())
+    goals = objective_of([with_pair, another, without, with_pair], monkeypatch).goals
+    assert [dict(goal.alternative_tasks) for goal in goals] == [{key: 1}, {other: 1}, {}, {key: 1}]
+
+
+def test_a_joined_task_has_a_target_time_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the label that `explain` shows."""
+    partition = partitioned(Head())
+    joined = labels_of(choose_implementations(Settings(CudaTarget(H200)), [partition]))
+    (pair,) = alternatives([partition]).values()
+    assert pair.joined.label in joined
+    times = {pair.joined.label: "3us", pair.separate[1].label: "2us"}
+    found = objective_of([partition], monkeypatch, task_latency=times)
+    assert found.enough == {pair.joined.key: pytest.approx(3e-6), pair.separate[1].key: pytest.approx(2e-6)}
+    with pytest.raises(OptionError, match="unknown task 'nowhere'"):
+        objective_of([partition], monkeypatch, task_latency={"nowhere": 1.0})

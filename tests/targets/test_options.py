@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from tests.programs import AVX2
 from tilewright import compile, compile_all
@@ -58,11 +60,34 @@ def test_options_are_resolved_once() -> None:
         ({"budget": 5}, "measures nothing and needs no budget"),
         ({"seed": 1.5}, "seed=1.5 must be a whole number"),
         ({"threads": -1}, "threads=-1"),
+        ({"seed": 3}, 'effort="none" measures nothing and needs no seed'),
+        ({"search": "random", "cost_model": "analytical"}, "needs no search or cost_model"),
+        ({"allocation": "heaviest"}, "needs no allocation"),
     ],
 )
 def test_a_wrong_option_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         CompileOptions(**given).check()
+
+
+def test_a_gpu_has_no_threads_to_choose() -> None:
+    with (
+        pytest.raises(OptionError, match="threads=2 is for processors, and the target is a GPU"),
+        CompileOptions("sm_90", threads=2).resolved(),
+    ):
+        raise AssertionError("it was resolved")
+    with CompileOptions("sm_90", threads=0).resolved() as settings:  # as many as the target has
+        assert settings.threads == 0
+
+
+@pytest.mark.parametrize(
+    "given", [{"objective": "geomean"}, {"latency": ["1s"]}, {"task_latency": {"linear": "1s"}}]
+)
+def test_goals_without_measuring_are_refused(given: dict[str, Any]) -> None:
+    models = [(nn.Linear(4, 3).eval(), (torch.ones(2, 4),))]
+    (name,) = given
+    with pytest.raises(OptionError, match=f"measures nothing and needs no {name}"):
+        compile_all(models, effort="none", **given)
 
 
 def test_measuring_for_another_machine_is_refused() -> None:

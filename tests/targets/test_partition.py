@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import tilewright
+from tilewright.dataset.models import model_sources
+from tilewright.db.database import Database
+from tilewright.db.record import Decision, Key
+from tilewright.driver import check_passes
 from tilewright.errors import OptionError
 from tilewright.frontend import import_model
 from tilewright.graph.task import Partition
+from tilewright.hw import host
 from tilewright.hw.gpu import H200
+from tilewright.rewrites import dynamic
+from tilewright.space.template import Work
 from tilewright.support.trace import Trace
+from tilewright.targets.cpu import CpuTarget
 from tilewright.targets.cuda import CudaTarget
 from tilewright.targets.options import CompileOptions
-from tilewright.targets.target import Cutting
+from tilewright.targets.target import Cutting, computed
+from tilewright.tune.choose import choose
 
 
 def cut(model: nn.Module, x: torch.Tensor, partition: str = "dynamic") -> Partition:
@@ -72,3 +83,50 @@ def test_a_padded_norm_is_two_kernels_on_a_cpu() -> None:
     model, x = Model().eval(), torch.randn(1, 4, 1, 9)
     fast = tilewright.compile(model, (x,))
     torch.testing.assert_close(fast(x), model(x), atol=1e-5, rtol=1e-5)
+
+
+def test_the_passes_are_checked_for_the_cut_that_is_compiled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[Cutting] = []
+    cut = CpuTarget.partition
+
+    def recorded(*given: Any, **named: Any) -> Partition:
+        seen.append(named["cutting"])
+        return cut(*given, **named)
+
+    path = tmp_path / "tuning.sqlite"
+    Database.open(path).close()
+    monkeypatch.setattr(CpuTarget, "partition", recorded)
+    model, x = feed_forward(4, 8).eval(), torch.randn(2, 4)
+    options: list[dict[str, Any]] = [
+        {"partition": "greedy", "threads": 1, "db": path},
+        {"lock": path.with_suffix(".lock")},
+    ]
+    for each in options:
+        tilewright.compile(model, (x,), target="cpu", **each)
+        assert check_passes(model, (x,), [x.numpy()], target="cpu", **each).ok
+    assert seen[0] == seen[1] == Cutting("greedy", 1, path)
+    assert seen[2] == seen[3] and not seen[2].measured
+
+
+def test_a_data_set_has_the_same_tasks_whatever_was_tuned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
+    target = CpuTarget(host())
+    monkeypatch.setattr(dynamic, "MARGIN", 0.9)  # so that there is a rival
+    model, x = feed_forward(64, 128).eval(), torch.zeros(256, 64)
+    before = {source.make().key for source in model_sources([("model", model, (x,))], target)}
+    imported = import_model(model, (x,))
+    predicted = target.partition(imported, "fast", Trace.off(), cutting=Cutting(measured=False))
+    rival = predicted.rival()
+    assert rival is not None
+    with Database.open() as database:
+        for cut, seconds in ((predicted, 10.0), (rival.partition, 1e-6)):
+            for task, _ in computed(cut).values():
+                work = Work(task, host(), "fast")
+                database.decide(Decision(Key.of(work, 0), choose(work).config, seconds, "quick", 60.0, 12))
+    measured = computed(target.partition(imported, "fast", Trace.off()))
+    after = {source.make().key for source in model_sources([("model", model, (x,))], target)}
+    assert after == before != set(measured)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilewright import te
 from tilewright.cost.analytical import Analytical
 from tilewright.graph.lower import lower_graph
+from tilewright.graph.op import apply
+from tilewright.graph.task import Task
 from tilewright.loops.default import default_program
 from tilewright.loops.ir import Program
 from tilewright.loops.schedule import Schedule
 from tilewright.search import Search
+from tilewright.space.sketches import Move, Sketch
+from tilewright.space.sketches.sketch import Values
 from tilewright.space.space import Config, Knob, Space
 from tilewright.space.template import Applied, CpuWork, GpuWork, Terms
 from tilewright.space.terms import Roofline
+from tilewright.testing.problems import Inputs
 
 
 class Plain:
@@ -108,6 +114,30 @@ def optimist(candidates, threads, seed, experience):  # type: ignore[no-untyped-
     return Analytical(candidates, threads)
 
 
+class Tiles2D:
+    """A sketch rule of a user's own: tiles of an elementwise output of two axes, as in docs/06-tuning.md."""
+
+    name = "tiles2d"
+    alone = False
+
+    def apply(self, sketch: Sketch) -> Sequence[Sketch]:
+        loops = [f"{sketch.output}.i0", f"{sketch.output}.i1"]
+        if sketch.stage != sketch.output or sketch.start.loops != loops:
+            return ()
+        knobs = (Knob("high", (2, 4)), Knob("wide", (8, 16)))
+
+        def act(schedule: Schedule, values: Values) -> Schedule:
+            schedule = schedule.tile(loops, [int(values["high"]), int(values["wide"])], tail="shift")
+            return schedule.vectorise(f"{loops[1]}.i").parallel(f"{loops[0]}.o")
+
+        return [sketch.visited(Move(act, knobs), name=self.name)]
+
+
+def outer_product(rows: int, columns: int) -> Task:
+    x = Inputs()
+    return x.task(apply("mul", x(rows, 1), x(columns)))
+
+
 class Strips:
     """A GPU sketch of a user's own, in schedule primitives: the elements of a task by blocks of a few warps."""
 
@@ -135,7 +165,7 @@ class StripsApplied:
         return Space(self.name, (Knob("threads", (32, 64, 128)),), lambda v: size % v["threads"] == 0)
 
     def terms(self, config: Config) -> Roofline:
-        return Roofline(self.work.task.flops, 0.9 * self.work.task.bytes, launches=0)
+        return Roofline(self.work.task.flops, 0.9 * self.work.task.bytes)
 
     def program(self, config: Config) -> Program:
         (output,) = self.schedule.stages

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +16,12 @@ import torch
 from torch import nn
 
 import tilewright
+from tests.hw.declared import FMA
 from tests.testing import extensions
+from tilewright.codegen.generator import code_of
 from tilewright.cost.models import cost_model_named
 from tilewright.db.database import Database
+from tilewright.db.record import Decision
 from tilewright.errors import OptionError, TargetError, TilewrightWarning
 from tilewright.extend import (
     register_cost_model,
@@ -24,11 +29,14 @@ from tilewright.extend import (
     register_target,
     register_template,
     unregister_cost_model,
+    unregister_intrinsic,
+    unregister_rule,
     unregister_search,
     unregister_target,
     unregister_template,
 )
 from tilewright.hw import host
+from tilewright.search import Search
 from tilewright.space.candidates import Candidates
 from tilewright.space.space import Config
 from tilewright.space.template import Work
@@ -36,6 +44,17 @@ from tilewright.targets.cpu import CpuTarget
 from tilewright.testing import gemm, softmax_rows
 
 X = torch.randn(6, 40)
+
+
+class TheirsFirst(Search):
+    """Configs of the sketches with a name first: a budget of seconds may not reach them otherwise."""
+
+    name = ""
+
+    def propose(self, count: int) -> list[Config]:
+        return sorted(
+            self.candidates.sample(self.rng, 64), key=lambda config: self.name not in config.template
+        )
 
 
 class Softmax(nn.Module):
@@ -100,6 +119,56 @@ def test_a_config_that_is_none_of_its_space_is_refused(registered: str) -> None:
     candidates = Candidates.of(Work(softmax_rows(), host()))
     assert not candidates.is_legal(Config.of(registered, {"choice": 3}))
     assert candidates.recalled(Config.of(registered, {})) == Config.of(registered, {"choice": 1})
+
+
+class Outer(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x * y
+
+
+@pytest.fixture(params=["tiles2d", "fma"])
+def derived(request: pytest.FixtureRequest) -> Iterator[tuple[str, nn.Module, tuple[torch.Tensor, ...]]]:
+    """A module that registers a rule or an intrinsic: (part of the names of its sketches, a model, its inputs)."""
+    if request.param == "fma" and FMA.missing(host()):
+        pytest.skip("needs AVX2 and FMA")
+    module = f"tests.testing.registering.{request.param}"
+    importlib.import_module(module)
+    if request.param == "fma":
+        model = nn.Linear(32, 48, bias=False).eval()
+        yield FMA.name, model, (torch.randn(24, 32),)
+        unregister_intrinsic(FMA.name)
+    else:
+        yield "tiles2d", Outer().eval(), (torch.randn(30, 1), torch.randn(50))
+        unregister_rule("tiles2d")
+    del sys.modules[module]
+
+
+def test_a_rule_and_an_intrinsic_take_part_in_compile_and_tune(
+    derived: tuple[str, nn.Module, tuple[torch.Tensor, ...]], tmp_path: Path
+) -> None:
+    name, model, inputs = derived
+    path = tmp_path / "tuning.sqlite"
+    register_search("theirs first", TheirsFirst)
+    TheirsFirst.name = name
+    options: dict[str, Any] = {"effort": "quick", "budget": 15, "search": "theirs first", "threads": 1}
+    try:
+        fast = tilewright.compile(model, inputs, db=path, **options)
+    finally:
+        unregister_search("theirs first")
+    assert torch.allclose(fast(*inputs), model(*inputs), atol=1e-5)
+    with Database.open(path) as database:
+        mine = [record for record in database.records() if name in record.config.template]
+        assert mine and {record.failure for record in mine} == {""}
+        work = mine[0].work()
+        assert work is not None
+        config = mine[0].config
+        code = code_of(Candidates.of(work).implementation(config), work.machine, work.numerics)
+        database.decide(Decision(mine[0].key, config, 1e-9, "quick", 60.0, 12, time.time() + 1, code=code))
+    # It has won: a compilation without measuring takes it, and `explain` says so.
+    fast = tilewright.compile(model, inputs, db=path, threads=1)
+    assert torch.allclose(fast(*inputs), model(*inputs), atol=1e-5)
+    (row,) = fast.explain(inputs).rows
+    assert row.program == str(config) and row.origin.kind == "tuned" and name in row.program
 
 
 def test_what_is_no_template_is_refused() -> None:

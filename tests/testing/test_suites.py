@@ -9,7 +9,7 @@ from unittest import SkipTest
 import pytest
 
 from tests.hw.declared import ABSENT, FMA, MUL, WRONG, pmaddwd
-from tests.testing.extensions import Plain, Strips
+from tests.testing.extensions import Plain, Strips, Tiles2D, outer_product
 from tilewright.cost.boosted import Experience
 from tilewright.cost.model import CostModel
 from tilewright.cost.models import COST_MODELS
@@ -30,6 +30,7 @@ from tilewright.testing import (
     CostModelSuite,
     Inputs,
     IntrinsicSuite,
+    RuleSuite,
     SearchSuite,
     TargetSuite,
     TemplateSuite,
@@ -49,6 +50,13 @@ class TestContraction(TemplateSuite):
 
 class TestPlain(TemplateSuite):
     template = Plain()
+
+
+class TestTiles2D(RuleSuite):
+    rule = Tiles2D()
+
+    def tasks(self) -> Sequence[Task]:
+        return (outer_product(30, 50), outer_product(17, 33))
 
 
 class TestFma(IntrinsicSuite):
@@ -206,5 +214,11 @@ def test_a_suite_says_that_its_template_was_never_asked() -> None:
             return None
 
     suite = type("Suite", (TemplateSuite,), {"template": Nothing()})()
+    with pytest.raises(AssertionError, match="declines every task of the suite"):
+        suite.test_it_applies_to_something()
+
+
+def test_a_suite_says_that_its_rule_had_no_part_in_anything() -> None:
+    suite = type("Suite", (RuleSuite,), {"rule": Tiles2D(), "tasks": lambda self: (gemm(),)})()
     with pytest.raises(AssertionError, match="declines every task of the suite"):
         suite.test_it_applies_to_something()

@@ -1,4 +1,6 @@
-"""Ten kernels as a user writes them, and the launch of each; the tests compare them with NumPy."""
+"""Ten kernels as a user writes them, and the launch of each; the tests compare them with NumPy.
+
+`value_of` launches other kernels."""
 
 from __future__ import annotations
 
@@ -234,3 +236,10 @@ def blocks(extent: int, block: int) -> int:
 
 def random(*shape: int, seed: int = 0, dtype: Any = np.float32) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def value_of(kernel: Any, *args: Any, size: int = 1, dtype: Any = np.int32, **kwargs: Any) -> list[Any]:
+    """What a kernel stores through its first parameter."""
+    out = np.zeros(size, dtype)
+    kernel[1](out, *args, **kwargs)
+    return out.tolist()

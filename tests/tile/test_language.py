@@ -1,5 +1,5 @@
 # ruff: noqa: B007, C416, F821, F841
-"""Control flow, device functions, specialisation, prints; and every mistake of a user, shown at the user's line."""
+"""Control flow; and every mistake of a user, shown at the user's line."""
 
 from __future__ import annotations
 
@@ -12,16 +12,10 @@ import pytest
 
 import tilewright
 import tilewright.tile as tl
+from tests.tile.kernels import value_of
 from tilewright import errors
 
 WIDTH = 8
-
-
-def value_of(kernel: Any, *args: Any, size: int = 1, dtype: Any = np.int32, **kwargs: Any) -> list[Any]:
-    """What a kernel stores through its first parameter."""
-    out = np.zeros(size, dtype)
-    kernel[1](out, *args, **kwargs)
-    return out.tolist()
 
 
 # -- control flow -----------------------------------------------------------------------------------------------------
@@ -194,85 +188,6 @@ def test_a_loop_with_a_break_up_to_the_largest_integer_ends() -> None:
 @pytest.mark.parametrize(("n", "wanted"), [(25, [3, 0]), (15, [2, 7]), (5, [2, 7]), (-1, [2, 0])])
 def test_early_returns(n: int, wanted: list[int]) -> None:
     assert value_of(early, n, size=2) == wanted
-
-
-# -- device functions, constants from outside, specialisation ---------------------------------------------------------
-
-
-def minmax(x, y):
-    return tl.minimum(x, y), tl.maximum(x, y)
-
-
-@tilewright.kernel
-def clamp(x, low=0, HIGH: tl.constexpr = 9):
-    if HIGH is None:
-        return tl.maximum(x, low)
-    return tl.minimum(tl.maximum(x, low), HIGH)
-
-
-@tilewright.kernel
-def calls(out, a, b):
-    small, big = minmax(a, b)
-    tl.store(out + 0, small)
-    tl.store(out + 1, big)
-    tl.store(out + 2, clamp(big))
-    tl.store(out + 3, clamp(x=big, HIGH=None))
-
-
-def twice(x):
-    y = x
-    return y, x
-
-
-@tilewright.kernel
-def aliases(out, a):
-    p, q = twice(a + 1)
-    tl.store(out, p * 10 + q)
-
-
-def test_two_names_of_one_value() -> None:
-    assert value_of(aliases, 2) == [33]
-    assert "%y = add" in str(aliases.program(np.zeros(1), 2))
-
-
-def test_device_functions() -> None:
-    assert value_of(calls, 12, -3, size=4) == [-3, 12, 9, 12]
-
-
-@tilewright.kernel
-def uses_global(out):
-    tl.store(out + tl.arange(0, WIDTH), tl.arange(0, WIDTH))
-
-
-def test_a_constant_from_outside_that_changes_compiles_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert value_of(uses_global, size=8) == list(range(8))
-    monkeypatch.setitem(globals(), "WIDTH", 4)
-    assert value_of(uses_global, size=8) == [0, 1, 2, 3, 0, 0, 0, 0]
-
-
-@tilewright.kernel
-def types(out, n, x):
-    tl.static_print(n.dtype, x.dtype, out.dtype.element_ty)
-    tl.store(out, n)
-
-
-def test_numbers_have_the_types_that_the_semantics_say(capsys: pytest.CaptureFixture[str]) -> None:
-    assert value_of(types, 2**40, 1.5, dtype=np.int64) == [2**40]
-    assert value_of(types, 5, True, dtype=np.float32) == [5.0]
-    assert value_of(types, 6, False, dtype=np.float32) == [6.0]
-    assert capsys.readouterr().out.splitlines() == ["i64 f32 i64", "i32 bool f32"], (
-        "compiled once for each type"
-    )
-
-
-@tilewright.kernel
-def prints(out):
-    tl.device_print("id", tl.program_id(0), tl.arange(0, 2))
-
-
-def test_device_print(capsys: pytest.CaptureFixture[str]) -> None:
-    prints[2](np.zeros(1))
-    assert capsys.readouterr().out == "(0, 0, 0) id 0 [0 1]\n(1, 0, 0) id 1 [0 1]\n"
 
 
 # -- mistakes while compiling -----------------------------------------------------------------------------------------
@@ -598,6 +513,11 @@ def test_a_mistake_is_shown_at_its_place(kernel: Any, kind: type, message: str, 
 # -- mistakes at the launch -------------------------------------------------------------------------------------------
 
 
+@tilewright.kernel
+def uses_global(out):
+    tl.store(out + tl.arange(0, WIDTH), tl.arange(0, WIDTH))
+
+
 @pytest.mark.parametrize(
     ("launch", "message"),
     [
@@ -624,131 +544,3 @@ def test_functions_of_the_language_outside_of_a_kernel() -> None:
     with pytest.raises(errors.KernelSyntaxError, match=r"tl.load was called outside of a kernel"):
         tl.load(1)
     assert tl.cdiv(10, 4) == 3 and tl.next_power_of_2(33) == 64
-
-
-# -- mistakes that the interpreter finds ------------------------------------------------------------------------------
-
-
-@tilewright.kernel
-def unmasked(x, out, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + at, tl.load(x + at))
-
-
-def test_an_access_out_of_bounds() -> None:
-    x, out = np.zeros(20, np.float32), np.zeros(32, np.float32)
-    with pytest.raises(errors.OutOfBoundsError) as caught:
-        unmasked[2](x, out, BLOCK=16, debug=True)
-    assert "program instance (1, 0, 0): load of `x` at element offset 20 (tile index (4,))" in str(
-        caught.value
-    )
-    assert "12 elements of the access" in str(caught.value)
-    assert caught.value.where is not None and "tl.load(x + at)" in caught.value.where.text
-    inside = np.zeros((4, 8), np.float32)[:, :4]
-    with pytest.raises(errors.OutOfBoundsError, match="element offset 4 "):
-        unmasked.interpret[1](inside, out, BLOCK=16)  # between the rows of a view
-
-
-@tilewright.kernel
-def accumulate(out, n):
-    for i in range(n):
-        tl.store(out + i, tl.load(out + i) + 1)
-
-
-def test_a_read_of_what_nothing_wrote() -> None:
-    out = np.zeros(4, np.float32)
-    accumulate[1](out, 4, debug=True)
-    with pytest.raises(
-        errors.UnwrittenReadError, match=r"instance \(0, 0, 0\): load of `out` at element offset 0"
-    ):
-        accumulate[1](out, 4, debug=True, unwritten=["out"])
-
-
-@tilewright.kernel
-def writes_same(x, out):
-    tl.store(out, tl.program_id(0))
-
-
-@tilewright.kernel
-def reads_neighbour(x, out):
-    i = tl.program_id(0)
-    tl.store(out + i, tl.load(x + i + 1))
-
-
-@tilewright.kernel
-def reads_then_writes(x, out):
-    i = tl.program_id(0)
-    value = tl.load(x)
-    if i == 0:
-        tl.store(x, value + 1)
-
-
-@tilewright.kernel
-def mixes_atomics(x, out):
-    if tl.program_id(0) == 0:
-        tl.atomic_add(out, 1.0)
-    else:
-        tl.store(out, 2.0)
-
-
-@tilewright.kernel
-def adds(x, out):
-    tl.atomic_add(out, 1.0)
-
-
-@pytest.mark.parametrize("kernel", [writes_same, mixes_atomics])
-def test_races_between_writes(kernel: Any) -> None:
-    x, out = np.zeros(8, np.float32), np.zeros(8, np.float32)
-    kernel[3](x, out)
-    with pytest.raises(
-        errors.RaceError, match=r"instance \(1, 0, 0\): race on element offset 0 of `out`"
-    ) as caught:
-        kernel[3](x, out, debug=True)
-    assert re.search(
-        r"and instance \(0, 0, 0\) (writes|adds to) it at .*test_language.py:\d+", str(caught.value)
-    )
-
-
-def test_races_between_reads_and_writes_also_through_two_views() -> None:
-    x = np.zeros(9, np.float32)
-    reads_neighbour[8](x, np.zeros(8, np.float32), debug=True)
-    with pytest.raises(errors.RaceError, match="element offset 1"):
-        reads_neighbour[8](x, x, debug=True)
-    with pytest.raises(errors.RaceError, match="race"):
-        reads_neighbour[8](x, x[:8], debug=True)
-    # One instance writes what the others read after it: found although it is the first that wrote.
-    with pytest.raises(errors.RaceError, match=r"this instance reads it, and instance .* writes it"):
-        reads_then_writes[2](x, x, debug=True)
-
-
-def test_atomics_alone_do_not_race() -> None:
-    out = np.zeros(1, np.float32)
-    adds[5](out, out, debug=True)
-    assert out[0] == 5
-
-
-@tilewright.kernel
-def forgets_other(x, out, n):
-    at = tl.arange(0, 8)
-    tl.store(out, tl.sum(tl.load(x + at, mask=at < n), axis=0))
-
-
-def test_debug_mode_shows_the_use_of_a_masked_element() -> None:
-    x, out = np.ones(8, np.float32), np.zeros(1, np.float32)
-    forgets_other[1](x, out, 5, debug=True)
-    assert np.isnan(out[0])
-
-
-@tilewright.kernel
-def asserts(x, n):
-    at = tl.arange(0, 8)
-    assert WIDTH == 8
-    tl.device_assert(at < n, "too many")
-
-
-def test_device_assert() -> None:
-    asserts[1](np.zeros(1), 5)
-    with pytest.raises(
-        errors.DeviceAssertionError, match=r"instance \(0, 0, 0\): assertion failed at index \(5,\): too"
-    ):
-        asserts[1](np.zeros(1), 5, debug=True)

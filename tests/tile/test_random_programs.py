@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from tests.tile.generator import generate
 from tests.tile.random_programs import check
-from tilewright.tile.interpret import interpret
-from tilewright.tile.ir import For, If, Op, walk
-from tilewright.tile.kernel import tensor_argument
+from tilewright.tile.atomics import ATOMICS
+from tilewright.tile.ir import For, If, Op, While, walk
 from tilewright.tile.verify import verify_tile_program
 
 SEEDS = range(200)
@@ -22,10 +20,8 @@ def test_random_programs(first: int) -> None:
         verify_tile_program(made.program)
         text = str(made.program)
         assert "%undefined" not in text and text == str(generate(seed).program), seed
-        tensors = [tensor_argument(name, array) for name, array in made.arrays.items()]
-        interpret(made.program, (1, 1, 1), tensors, {}, debug=True, unwritten=list(made.wanted))
-        for name, wanted in made.wanted.items():
-            np.testing.assert_array_equal(made.arrays[name], wanted, err_msg=f"seed {seed}\n{text}")
+        made.interpret()
+        made.check(made.arrays, f"seed {seed}")
 
 
 @pytest.mark.parametrize("first", range(0, len(SEEDS), 25))
@@ -40,8 +36,15 @@ def test_the_generator_reaches_every_kind_of_node() -> None:
         for node in walk(generate(seed).program.body):
             seen.add(node.name if isinstance(node, Op) else type(node).__name__)
     assert {
-        For.__name__,
-        If.__name__,
+        *(each.__name__ for each in (For, If, While)),
+        *ATOMICS,
+        "load_block",
+        "store_block",
+        "advance",
+        "program_id",
+        "num_programs",
+        "load",
+        "store",
         "dot",
         "reduce",
         "select",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -174,7 +175,7 @@ class Counting:
     def prepare(self, job: Any, configs: Any) -> None:
         pass
 
-    def acknowledge(self, measured: Any) -> None:
+    def acknowledge(self, job: Any, measured: Any) -> None:
         pass
 
     def measure(self, job: Any, configs: Any, *, best: Any, deadline: Any) -> list[Measurement]:
@@ -240,8 +241,16 @@ def test_without_a_reference_configs_must_agree_with_the_default(db: Path) -> No
 def test_a_reference_that_disagrees(db: Path) -> None:
     x, out, n = arguments(512)
     kernel = scaled(db, reference=lambda x, factor: x * factor + 1)
-    with pytest.raises(ReferenceMismatchError, match="agrees with the reference"):
+    with pytest.raises(ReferenceMismatchError, match="agrees with the reference") as caught:
         kernel.tune(grid, x, out, n, 2.0, budget=20, trials=4)
+    assert_underlined(caught.value, "lambda x, factor: x * factor + 1")
+
+
+def assert_underlined(error: ReferenceMismatchError, text: str) -> None:
+    *_, line, carets, _remedy = str(error).splitlines()
+    begin, end = carets.index("^"), len(carets)
+    # Before Python 3.11 a function does not know its column.
+    assert line[begin:end].startswith(text) if sys.version_info >= (3, 11) else text in line
 
 
 # -- lock files -------------------------------------------------------------------------------------------------------
@@ -333,5 +342,7 @@ def test_a_grid_that_fails(db: Path) -> None:
 )
 def test_a_reference_that_cannot_be_one(db: Path, reference: Any, error: Any, message: str) -> None:
     x, out, n = arguments(512)
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=message) as caught:
         scaled(db, reference=reference).tune(grid, x, out, n, 2.0, budget=5)
+    if error is ReferenceMismatchError:
+        assert_underlined(caught.value, "lambda x:")

@@ -15,7 +15,7 @@ from tilewright.loops.ir import Block, Program
 from tilewright.space.space import Config
 from tilewright.tune import confirm_in_model as room
 from tilewright.tune.choose import Choice
-from tilewright.tune.confirm_in_model import Confirmed, ModelRun, confirm_in_model
+from tilewright.tune.confirm_in_model import WHOLE, Confirmed, ModelRun, confirm_in_model
 
 Seconds = Callable[
     [Mapping[str, int]], Mapping[str, float]
@@ -133,3 +133,53 @@ def test_models_that_do_not_fit_into_memory_are_not_rehearsed() -> None:
     assert (
         confirm_in_model(TooLarge(), {}, {"a": [alternative(0), alternative(1)]}, deadline=math.inf) is None
     )
+
+
+# -- models of which only the whole has a time, as on a GPU ------------------------------------------------------------
+
+
+class Whole(Told):
+    by_task = False
+
+    def __call__(self, assignment: Mapping[str, Choice]) -> ModelRun:
+        run = super().__call__(assignment)
+        return lambda: {WHOLE: sum(run().values())}
+
+
+def changed(by: Mapping[str, float]) -> Whole:
+    """Each winner changes the models' time by so much, of ten seconds."""
+    return Whole(lambda assignment: {"all": 10.0 + sum(by[key] * assignment[key] for key in by)})
+
+
+def test_one_harmful_winner_does_not_cost_the_others() -> None:
+    by = {**{f"t{number}": -0.5 for number in range(7)}, "harmful": 9.0}
+    assert numbers_of(rehearsed(changed(by), dict.fromkeys(by, 2))) == {key: int(by[key] < 0) for key in by}
+
+
+def test_a_harmful_winner_is_found_wherever_it_is() -> None:
+    for harmful in range(5):
+        by = {str(number): 9.0 if number == harmful else -0.5 for number in range(5)}
+        assert numbers_of(rehearsed(changed(by), dict.fromkeys(by, 2))) == {
+            key: int(by[key] < 0) for key in by
+        }
+
+
+def test_the_comparisons_of_whole_models_are_bounded() -> None:
+    by = {str(number): 0.5 for number in range(64)}
+    told = changed(by)
+    assert set(numbers_of(rehearsed(told, dict.fromkeys(by, 2))).values()) == {0}
+    assert len(told.assignments) <= 2 * (1 + room._MAX_COMPARISONS)
+
+
+def test_without_time_for_more_no_winner_is_kept_that_may_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "_MAX_COMPARISONS", 0)
+    by = {"a": -0.5, "b": 9.0}
+    assert numbers_of(rehearsed(changed(by), dict.fromkeys(by, 2))) == {"a": 0, "b": 0}
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(-1.0, 1.0), min_size=1, max_size=6))
+def test_whole_models_are_never_slower_than_without_measuring(changes: list[float]) -> None:
+    by = {str(number): change for number, change in enumerate(changes)}
+    chosen = numbers_of(rehearsed(changed(by), dict.fromkeys(by, 2)))
+    assert sum(by[key] * chosen[key] for key in by) <= 1e-2

@@ -20,10 +20,11 @@ from tilewright.tune.effort import Tuning, parse_duration
         (" 1.5 m ", 90.0),
         ("1h", 3600.0),
         ("250ms", 0.25),
+        ("50us", 50e-6),
     ],
 )
 def test_durations(text: float | str, seconds: float) -> None:
-    assert parse_duration(text) == seconds
+    assert parse_duration(text) == pytest.approx(seconds, rel=1e-12)
 
 
 @pytest.mark.parametrize(

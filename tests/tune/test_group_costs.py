@@ -11,11 +11,13 @@ from tests.rewrites.helpers import array, graph_of, x_input
 from tilewright.cost.predictor import kernel_seconds
 from tilewright.db.database import Database
 from tilewright.db.record import Decision, Key
+from tilewright.db.versions import Versions
 from tilewright.graph.ir import constant
 from tilewright.graph.op import apply
 from tilewright.hw import host
 from tilewright.rewrites.fuse import Group
 from tilewright.rewrites.partition import make_task
+from tilewright.space.space import Config
 from tilewright.tune.choose import choose
 from tilewright.tune.oracle import KnownCosts, PredictedCosts
 
@@ -46,6 +48,21 @@ def test_times_of_another_number_of_threads_do_not_count(tmp_path: Path) -> None
     costs.prepare([work().task])
     price = costs.price(work().task)
     assert price is not None and not price.measured and price.seconds < 1.0
+
+
+def test_times_of_other_code_do_not_count(tmp_path: Path) -> None:
+    """The config is no longer legal, or builds another program than the one that was timed."""
+    path = tmp_path / "tuning.sqlite"
+    tuned, illegal = work(8), Config.of("nothing", {})
+    other = Versions("0.0.1", "3.11", "0" * 32)
+    for config, code, versions in ((illegal, "", Versions.now()), (choose(tuned).config, "0" * 32, other)):
+        with Database.open(path) as database:
+            key = Key.of(tuned, 1)
+            database.decide(Decision(key, config, 1.0, "quick", 60.0, 12, code=code, versions=versions))
+        costs = KnownCosts(host(), threads=1, db=path)
+        costs.prepare([tuned.task])
+        price = costs.price(tuned.task)
+        assert price is not None and not price.measured and price.seconds < 1.0
 
 
 def test_a_chain_without_a_kernel_cannot_be_computed() -> None:

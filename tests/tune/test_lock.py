@@ -7,12 +7,14 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.space.checked import Inputs
 from tilewright.errors import LockError
 from tilewright.graph.op import apply
 from tilewright.hw import host
+from tilewright.hw.gpu import H200
 from tilewright.space.template import Work
 from tilewright.tune.choose import choose
 from tilewright.tune.lock import Lock, check_lockable, lock_of, locked_choices, read_lock, write_lock
@@ -136,3 +138,15 @@ def test_a_read_only_folder(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(LockError, match="read-only"):
         check_lockable(tmp_path / "model.lock")
+
+
+def test_a_lock_of_another_target(works: dict[str, Work], lock: Lock) -> None:
+    assert lock.target == "cpu"
+    elsewhere = {key: replace(work, machine=H200) for key, work in works.items()}
+    with pytest.raises(
+        LockError, match=r"model.lock was built for target='cpu', and this one is for 'cuda'"
+    ) as told:
+        locked_choices(lock, elsewhere, "fast", Path("model.lock"))
+    assert "compile for the target of the lock file" in str(told.value)
+    old = msgspec.structs.replace(lock, target="")  # of a version that did not say it
+    assert set(locked_choices(old, works, "fast", Path("x"))) == set(works)

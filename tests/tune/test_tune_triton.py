@@ -156,3 +156,54 @@ def test_which_parameters_are_stored_to() -> None:
         tl.atomic_add(count, 1)  # noqa: F821
 
     assert stored_parameters(kernel) - {"n"} == {"out", "count"}
+
+
+def _store_plainly(at: Any, value: Any) -> None:
+    tl.store(at, value)  # noqa: F821
+
+
+_store = types.SimpleNamespace(fn=_store_plainly)  # as @triton.jit makes one
+
+
+def _store_later(value: Any, at: Any) -> None:
+    if value:
+        _store(at=at + 1, value=value)
+
+
+def test_stores_by_descriptors_by_keyword_and_in_called_functions_count() -> None:
+    def by_descriptor(x: Any, out: Any, n: Any) -> None:
+        source = tl.make_tensor_descriptor(x, shape=[n], strides=[1], block_shape=[8])  # noqa: F821
+        into = tl.make_tensor_descriptor(out, shape=[n], strides=[1], block_shape=[8])  # noqa: F821
+        into.store([n], source.load([n]))
+
+    def by_keyword(x: Any, out: Any, count: Any) -> None:
+        tl.store(value=tl.load(x), pointer=out + 1)  # noqa: F821
+        tl.atomic_add(pointer=count, val=1)  # noqa: F821
+
+    def by_function(x: Any, out: Any, count: Any) -> None:
+        _store(out + 1, tl.load(x))  # noqa: F821
+        helper(tl.load(x), count)  # noqa: F821
+
+    helper = types.SimpleNamespace(fn=_store_later)
+
+    def by_helper(x: Any, out: Any, n: Any) -> None:
+        helper(tl.load(x), at=out)  # noqa: F821
+
+    assert stored_parameters(by_descriptor) - {"n"} == {"out"}
+    assert stored_parameters(by_keyword) == {"out", "count"}
+    assert stored_parameters(by_function) == {"out", "count"}
+    assert stored_parameters(by_helper) == {"out"}
+
+
+def test_a_pointer_through_several_names_counts() -> None:
+    def kernel(x: Any, out: Any, n: Any) -> None:
+        a = b = c = d = n
+        for _ in range(n):
+            tl.store(d, tl.load(x))  # noqa: F821
+            d = c
+            c = b
+            if n:
+                b = a
+                a = out
+
+    assert stored_parameters(kernel) - {"n"} == {"out"}

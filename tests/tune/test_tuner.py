@@ -120,7 +120,7 @@ class Told:
         times = [self.seconds(config) for config in configs]
         return [[] if isinstance(each, str) else [each / speed] * 5 for each in times]
 
-    def acknowledge(self, measured: Sequence[Measurement]) -> None:
+    def acknowledge(self, job: TaskJob, measured: Sequence[Measurement]) -> None:
         """What was measured is in the database."""
 
 

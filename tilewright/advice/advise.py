@@ -10,15 +10,15 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tilewright import frontend
 from tilewright.advice import variants
-from tilewright.advice.variants import VariedLayer, layer_of
+from tilewright.advice.variants import VariedLayer, layer_of, why_not_varied
 from tilewright.errors import OptionError, TilewrightError
-from tilewright.graph.task import Task
+from tilewright.graph.task import Partition, Task
 from tilewright.hw import Machine
 from tilewright.runtime.arguments import joined
 from tilewright.space.template import Work
@@ -26,7 +26,7 @@ from tilewright.support.layers import fused_name, shared_name
 from tilewright.support.trace import Trace
 from tilewright.targets.options import CompileOptions, resolve_numerics
 from tilewright.targets.resolve import resolve_target
-from tilewright.targets.target import Target, computed
+from tilewright.targets.target import Cutting, Target, computed
 from tilewright.tune.choose import Choice, choose
 from tilewright.tune.effort import parse_duration
 from tilewright.tune.known import known_choices
@@ -35,6 +35,7 @@ from tilewright.tune.tunable import TunableTask
 
 FREE = 0.02  # a difference below this share is within what timing can tell
 CLIFF = 0.05  # more channels in less time by this share: the size falls off a cliff
+_MAX_NAMED = 4  # layers in one note
 CHEAP = 0.25  # a 1x1 convolution that adds less than this share of the layer's time is nearly free
 
 
@@ -64,6 +65,7 @@ class LayerAdvice:
     config: str  # of the candidate that was measured
     origin: str  # of this choice: "tuned 2026-11-18", "predicted", ...
     findings: tuple[Finding, ...]
+    padded: str = ""  # what `compile` makes of its channels: "46 -> 48 output channels"
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,8 @@ class Advice:
             times = f"{layer.seconds * 1e6:.1f} us, {layer.gflops:.0f} Gflop/s"
             count = f", {layer.calls} times" if layer.calls > 1 else ""
             lines += ["", f"{layer.layer}: {layer.operators} {layer.output}, {times}{count}"]
+            if layer.padded:
+                lines.append(f"  measured as written; compile pads {layer.padded} by itself")
             for finding in layer.findings:
                 change = f"  {finding.change:<34} {finding.seconds * 1e6:9.1f} us {finding.ratio:6.2f}x"
                 lines.append(f"{change}  {finding.advice}".rstrip())
@@ -99,6 +103,7 @@ def advise(
     budget: float | str = "2m",
     numerics: str | None = None,
     threads: int | None = None,
+    partition: str = "dynamic",
     db: str | Path | None = None,
     trace: Trace | None = None,
 ) -> Advice:
@@ -106,6 +111,7 @@ def advise(
 
         print(tilewright.advise(model, (x,)))
 
+    Layers are measured as the model has them, without the padding of channels that `compile` adds where it is faster.
     For each of its slowest layers: rounder numbers of channels, activations side by side (ReLU, GELU, Hardswish,
     Softplus), and one more 1x1 convolution after a convolution over a window.
 
@@ -116,7 +122,7 @@ def advise(
     if isinstance(layers, bool) or not isinstance(layers, int) or layers < 1:
         raise OptionError(f"layers={layers!r} must be a whole number, 1 at least")
     seconds = parse_duration(budget)
-    CompileOptions(numerics=numerics, threads=threads, db=db).check()
+    CompileOptions(numerics=numerics, threads=threads, partition=partition, db=db).check()
     model = frontend.opened(model)
     example_inputs = joined(example_inputs, example_kwargs)
     resolved = resolve_target(target, model, example_inputs)
@@ -128,15 +134,13 @@ def advise(
     numerics = resolve_numerics(numerics, resolved)
     trace = trace or Trace.off()
     imported = frontend.import_model(model, example_inputs)
-    partition = resolved.partition(imported, numerics, trace)
-    named: dict[str, list[str]] = {}
-    for call in partition.calls:
-        named.setdefault(call.task.key, []).append(fused_name(call.layers) or call.name)
-    count = resolved.threads(threads)
+    count, database = resolved.threads(threads), None if db is None else Path(db)
+    cutting = Cutting(partition, count, database)
+    compiled = resolved.partition(imported, numerics, trace, cutting=cutting)
+    written = resolved.partition(imported, numerics, trace, cutting=replace(cutting, pads=False))
     with closing(resolved.runner(count)) as runner:
-        database = None if db is None else Path(db)
         measure = _Measure(resolved, numerics, count, runner, time.monotonic() + seconds, database)
-        return _advice(computed(partition), named, layers, resolved.machine, measure, trace)
+        return _advice(written, layers, resolved.machine, measure, trace, _padded(written, compiled))
 
 
 class _OutOfTime(Exception):
@@ -187,19 +191,43 @@ class _Measure:
         return found[0].seconds
 
 
+def _padded(written: Partition, compiled: Partition) -> dict[str, str]:
+    """The channels that `compile` pads, by the key of the task as written."""
+    widths = {
+        call.layers: (layer.inputs, layer.outputs)
+        for call in compiled.calls
+        if (layer := layer_of(call.task)) is not None
+    }
+    found = {}
+    for call in written.calls:
+        layer = layer_of(call.task)
+        if layer is None:
+            continue
+        before = layer.inputs, layer.outputs
+        sides = zip(before, widths.get(call.layers, before), ("input", "output"), strict=True)
+        changes = [f"{own} -> {padded} {side}" for own, padded, side in sides if own != padded]
+        if changes:
+            found[call.task.key] = f"{' and '.join(changes)} channels"
+    return found
+
+
 def _advice(
-    tasks: Mapping[str, tuple[Task, int]],
-    named: Mapping[str, Sequence[str]],
+    partition: Partition,
     most: int,
     machine: Machine,
     measure: _Measure,
     trace: Trace,
+    padded: Mapping[str, str],
 ) -> Advice:
     costs = PredictedCosts(machine, measure.numerics)
+    named: dict[str, list[str]] = {}
+    for call in partition.calls:
+        named.setdefault(call.task.key, []).append(fused_name(call.layers) or call.name)
+    tasks = computed(partition)
     found = [(layer, calls) for task, calls in tasks.values() if (layer := layer_of(task)) is not None]
     found.sort(key=lambda each: -costs.seconds(each[0].task) * each[1])
     rows: list[LayerAdvice] = []
-    notes = []
+    notes = _left_out([task for task, _ in tasks.values()], named)
     if len(found) > most:
         notes.append(f"{len(found) - most} more layers take less time and were left out: layers={len(found)}")
     for layer, calls in found[:most]:
@@ -213,11 +241,25 @@ def _advice(
             if row is None:
                 notes.append(f"{name} could not be measured: {measure.failures[layer.task.key]}")
             else:
-                rows.append(row)
+                rows.append(replace(row, padded=padded.get(layer.task.key, "")))
     if not found:
         notes.append("the model has no layer with a single contraction to vary")
     rows.sort(key=lambda row: -row.seconds * row.calls)
     return Advice(machine.describe(), tuple(rows), tuple(notes))
+
+
+def _left_out(tasks: Sequence[Task], named: Mapping[str, Sequence[str]]) -> list[str]:
+    """A note for each reason for which tasks with contractions are not varied."""
+    reasons: dict[str, list[str]] = {}
+    for task in tasks:
+        reason = why_not_varied(task)
+        if reason is not None:
+            reasons.setdefault(reason, []).append(shared_name(named[task.key]))
+    notes = []
+    for reason, names in reasons.items():
+        more = f", and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+        notes.append(f"left out, because {reason}: {', '.join(names[:_MAX_NAMED])}{more}")
+    return notes
 
 
 def _layer(

@@ -68,13 +68,29 @@ class VariedLayer:
 
 def layer_of(task: Task) -> VariedLayer | None:
     """The task as a layer; None unless it has exactly one contraction with a constant weight."""
-    nodes = [node for node in task.graph.nodes() if not (node.is_input or node.is_constant)]
-    found = [node for node in nodes if op_of(node.op).fusion is Fusion.COMPLEX]
-    if len(found) != 1 or found[0].op not in ("conv", "matmul", "linear"):
+    found = _contractions(task)
+    return VariedLayer(task, found[0]) if found and why_not_varied(task) is None else None
+
+
+def why_not_varied(task: Task) -> str | None:
+    """Why a task with a contraction is no layer to vary, as a clause; None if it is, or has no contraction."""
+    found = _contractions(task)
+    if any(node.op == "attention" for node in found):
+        return "attention has no weights"
+    if len(found) > 1:
+        return "one kernel computes several of them"
+    if not found:
         return None
+    if found[0].op not in ("conv", "matmul", "linear"):
+        return f"{found[0].op} is not varied"
     weight = found[0].inputs[1]
     constant = weight.is_constant or (weight.is_input and weight.attrs["index"] in task.constants)
-    return VariedLayer(task, found[0]) if constant else None
+    return None if constant else "their weights are computed"
+
+
+def _contractions(task: Task) -> list[Node]:
+    nodes = (node for node in task.graph.nodes() if not (node.is_input or node.is_constant))
+    return [node for node in nodes if op_of(node.op).fusion is Fusion.COMPLEX]
 
 
 # -- activations ------------------------------------------------------------------------------------------------------

@@ -36,7 +36,9 @@ from tilewright.cli.options import (
     check_output,
     compiling,
     complete_model,
+    one_of,
     parse_seconds,
+    parse_task_latencies,
 )
 from tilewright.cli.output import compile_progress, console, print_json, print_table
 from tilewright.cli.tuned import show_tuned, tuned
@@ -138,6 +140,20 @@ def tune(
             help="stop tuning a model once a call of it takes at most this long, such as 10ms",
         ),
     ] = None,
+    task_latency: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LABEL=TIME",
+            help="the same for a task, by the label that `explain --wide` shows, such as linear+relu=50us; repeatable",
+        ),
+    ] = None,
+    objective: Annotated[
+        str,
+        typer.Option(
+            help="what to minimise over several models: sum or geomean of their times",
+            autocompletion=one_of("sum", "geomean"),
+        ),
+    ] = "sum",
     pool: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="measure on the machines of a pool: tilewright pool")
     ] = None,
@@ -153,23 +169,31 @@ def tune(
     json: JSON = False,
 ) -> None:
     """Measure candidates for the kernels of one or more models, and keep the winners for later compilations."""
+    from tilewright.targets.options import resolve_objective
     from tilewright.tune.progress import Progress
 
     if pool is None and (device or token_file):
         raise OptionError(
             "--device and --token-file require --pool", remedy="give its address: --pool ADDRESS"
         )
+    resolve_objective(objective)
+    task_latencies = parse_task_latencies(task_latency)
     sources = [load_source(model, build) for model in models]
     pairs = [(source.model, source.examples) for source in sources]
     latencies = None if latency is None else [latency] * len(sources)
     wanted = pool_commands.budgets(device)
     if pool is not None and len(wanted) > 1:
+        if task_latencies:
+            raise OptionError(
+                "--task-latency is for one device", remedy="leave --task-latency out, or name one --device"
+            )
         pool_commands.tune_devices(
             [source.name for source in sources],
             pairs,
             tilewright.Pool(pool, token_file=token_file),
             wanted,
             json,
+            objective=objective,
             latency=latencies,
             **build.compiling,
         )
@@ -179,7 +203,9 @@ def tune(
     with compile_progress(json, progress) as trace, sizes_wanted():
         tilewright.compile_all(
             pairs,
+            objective=objective,
             latency=latencies,
+            task_latency=task_latencies,
             pool=None if pool is None else tilewright.Pool(pool, label, token_file, seconds),
             trace=trace,
             **build.compiling,
@@ -256,6 +282,7 @@ def advise(
             budget=within,
             numerics=build.numerics,
             threads=build.threads,
+            partition=build.partition,
             db=build.db,
             trace=trace,
         )
@@ -301,7 +328,17 @@ def _passes_checked(source: ModelSource, compiled: CompiledModel, build: BuildOp
 
     given = source.examples
     arrays = random_inputs(compiled.plan, build.seed) if given is None else compiled._arrays(given)
-    return check_passes(source.model, given, arrays, target=build.target, numerics=compiled.plan.numerics)
+    return check_passes(
+        source.model,
+        given,
+        arrays,
+        target=build.target,
+        partition=build.partition,
+        lock=build.lock,
+        db=build.db,
+        numerics=compiled.plan.numerics,
+        threads=build.threads,
+    )
 
 
 def _checked(source: ModelSource, compiled: CompiledModel, seed: int) -> Any:

@@ -159,7 +159,7 @@ def train(
     for reason, count in left.counts:
         say(f"{count} records {reason} are left out")
     tensors = trained(tables, TrainingSettings(steps=steps, seed=seed), start=before, device=device, say=say)
-    weights.save(output, tensors, about(tables, steps, seed))
+    weights.save(output, tensors, about(tables, files, steps, seed))
     records = sum(len(table.configs) for table in tables)
     result = {"tasks": len(tables), "records": records, "bytes": output.stat().st_size}
     if json:

@@ -38,6 +38,19 @@ def parse_seconds(text: str | float) -> float:
         raise typer.BadParameter("a time above 0, such as 120, 120s, 5m or 1h") from None
 
 
+def parse_task_latencies(given: Sequence[str] | None) -> dict[str, float] | None:
+    """`["linear+relu=50us"]` -> {"linear+relu": 5e-05}"""
+    found = {}
+    for each in given or ():
+        label, equals, time = each.rpartition("=")
+        if not (label and equals):
+            raise typer.BadParameter(
+                f"--task-latency must be LABEL=TIME, such as linear+relu=50us, got {each!r}"
+            )
+        found[label] = parse_seconds(time)
+    return found or None
+
+
 def complete_model(incomplete: str) -> list[str]:
     """Complete MODEL in the shell: models of the zoo, and model files."""
     from tilewright.zoo import names
@@ -54,7 +67,7 @@ def complete_model(incomplete: str) -> list[str]:
     return [each for each in (*names(), *found) if each.startswith(incomplete)]
 
 
-def _one_of(*values: str) -> Callable[[str], list[str]]:
+def one_of(*values: str) -> Callable[[str], list[str]]:
     return lambda incomplete: [value for value in values if value.startswith(incomplete)]
 
 
@@ -81,7 +94,7 @@ class BuildOptions:
         str | None,
         typer.Option(
             help="cpu; cuda or cuda:1, a GPU here; sm_90, a GPU elsewhere (to save). Default: where the model is",
-            autocompletion=_one_of("cpu", "cuda", "sm_80", "sm_86", "sm_89", "sm_90"),
+            autocompletion=one_of("cpu", "cuda", "sm_80", "sm_86", "sm_89", "sm_90"),
         ),
     ] = None
     effort: Annotated[
@@ -89,7 +102,7 @@ class BuildOptions:
         typer.Option(
             help="none: measure nothing, use what was tuned; quick: measure, for a minute; full: until no more than 1% "
             "is expected",
-            autocompletion=_one_of("none", "quick", "full"),
+            autocompletion=one_of("none", "quick", "full"),
         ),
     ] = "none"
     budget: Annotated[
@@ -108,7 +121,7 @@ class BuildOptions:
     ] = None
     numerics: Annotated[
         str | None,
-        typer.Option(help=", ".join(knobs.NUMERICS), autocompletion=_one_of(*knobs.NUMERICS)),
+        typer.Option(help=", ".join(knobs.NUMERICS), autocompletion=one_of(*knobs.NUMERICS)),
     ] = None
     threads: Annotated[
         int | None, typer.Option(help="threads of a call; default: as many as this process may use")
@@ -120,7 +133,7 @@ class BuildOptions:
         str,
         typer.Option(
             help="what proposes candidates: guided, evolution, annealing, random, exhaustive",
-            autocompletion=_one_of("guided", "evolution", "annealing", "random", "exhaustive"),
+            autocompletion=one_of("guided", "evolution", "annealing", "random", "exhaustive"),
         ),
     ] = "guided"
     cost_model: Annotated[
@@ -128,7 +141,7 @@ class BuildOptions:
         typer.Option(
             "--cost-model",
             help="what ranks candidates: boosted (learns), attention (trained on other tasks), analytical",
-            autocompletion=_one_of("boosted", "attention", "analytical"),
+            autocompletion=one_of("boosted", "attention", "analytical"),
         ),
     ] = "boosted"
     allocation: Annotated[
@@ -138,7 +151,7 @@ class BuildOptions:
         str,
         typer.Option(
             help="how operators are grouped into kernels: dynamic (programming, by time), greedy (rules)",
-            autocompletion=_one_of("dynamic", "greedy"),
+            autocompletion=one_of("dynamic", "greedy"),
         ),
     ] = "dynamic"
 
@@ -188,7 +201,10 @@ class BuildOptions:
             "numerics",
             "threads",
         )
-        return {name: getattr(self, name) for name in names}
+        found = {name: getattr(self, name) for name in names}
+        if self.effort == "none":  # the seed is that of a zoo model's weights
+            found["seed"] = 0
+        return found
 
 
 def compiling(command: Callable[..., None] | None = None, *, effort: str = "none") -> Any:

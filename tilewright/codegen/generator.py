@@ -65,6 +65,9 @@ class Generator(Protocol):
         """Machine code, from the cache or made now, and whether it was in the cache. Raises CodegenError if the machine
         lacks what the kernel needs. `workers`: processes that may do a part of it."""
 
+    def check_trial(self, kernel: Kernel, machine: Any, numerics: str, cache: ObjectCache | None) -> None:
+        """Raise PipelineError if the machine code shows that the kernel's pipeline is not worth measuring."""
+
     def source(self, kernel: Kernel, machine: Any, numerics: str) -> str:
         """The text that the machine code is made of, under a fixed name: what a measured time holds for."""
 

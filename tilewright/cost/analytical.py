@@ -54,11 +54,12 @@ class Analytical:
         pass
 
     def seconds(self, config: Config) -> float:
-        """The predicted seconds; infinite if the config has no program."""
+        """The predicted seconds; infinite if the config has no program, or no time above 0."""
         terms = self.terms(config)
         if terms is None:
             return math.inf
-        return self._predictor(terms)
+        found = self._predictor(terms)
+        return found if found > 0 else math.inf
 
     def terms(self, config: Config) -> Counted | None:
         """The terms; None if the config has no program. Its space should have called it illegal, but a search

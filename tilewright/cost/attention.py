@@ -75,6 +75,21 @@ class Adaptation:
 NOTHING = Adaptation(None)
 
 
+@dataclass(frozen=True)
+class ExplainedPrediction:
+    """What the model believes about one config. Seconds: `analytical`, `network` with what the network has learned from
+    other tasks, `predicted` with this task's trials. `spread`: the deviation of the logarithm of `predicted`. `valid`:
+    the probability to build, run and be correct. `attention`: how much the other tokens attend to each in the last
+    layer, by its name; together 1."""
+
+    analytical: float
+    network: float
+    predicted: float
+    spread: float
+    valid: float
+    attention: tuple[tuple[str, float], ...]
+
+
 def similarity_rows(tokens: Tokens, members: np.ndarray) -> np.ndarray:
     """The features that make candidates similar: their knobs (NaN for those they lack), their terms, and each member's
     prediction."""
@@ -92,12 +107,13 @@ class Attention:
         candidates: Configs,
         threads: int,
         *,
+        seed: int = 0,
         warm: Sequence[Experience] = (),
         path: Path = weights.SHIPPED,
     ) -> None:
         self._analytical = Analytical(candidates, threads)
         self._tokeniser = Tokeniser(self._analytical)
-        self._network = _network_or_none(path)
+        self._network, self._seed = _network_or_none(path), seed
         self._times: dict[Config, list[float]] = {}
         self._validity = Validity()
         self._adaptation = NOTHING
@@ -110,11 +126,8 @@ class Attention:
     def update(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
             self._validity.add(outcome)
-            seconds = outcome.seconds
-            if seconds is None or not (math.isfinite(seconds) and seconds > 0):
-                continue
-            if math.isfinite(self._analytical.seconds(outcome.config)):
-                self._times.setdefault(outcome.config, []).append(seconds)
+            if outcome.time is not None and math.isfinite(self._analytical.seconds(outcome.config)):
+                self._times.setdefault(outcome.config, []).append(outcome.time)
                 self._stale = True
 
     def predict(self, configs: Sequence[Config]) -> Prediction:
@@ -134,6 +147,23 @@ class Attention:
         spreads[finite] = np.hypot(_FLOOR if known_errors else spread, deviation)
         valid[finite] *= works
         return Prediction(seconds, spreads, valid)
+
+    def explain(self, config: Config) -> ExplainedPrediction | None:
+        """None without weights, or if the config has no program."""
+        analytical = self._analytical.seconds(config)
+        if self._network is None or not math.isfinite(analytical):
+            return None
+        found = self.predict([config])
+        (log,), _, _, _ = self._network_says([config])
+        (shares,) = self._network.attention(self._tokeniser.tokens([config]))
+        return ExplainedPrediction(
+            analytical,
+            math.exp(log),
+            float(found.seconds[0]),
+            float(found.spread[0]),
+            float(found.valid[0]),
+            tuple(zip(self._tokeniser.names(config), shares.tolist(), strict=True)),
+        )
 
     # -- the network --------------------------------------------------------------------------------------------------
 
@@ -158,7 +188,7 @@ class Attention:
             own = np.concatenate([np.ones(len(configs), bool), own])
             errors = np.concatenate([measured - logs, errors])
             counts = np.concatenate([[float(len(self._times[config])) for config in configs], counts])
-        return Adaptation.of(rows, errors, counts, own)
+        return Adaptation.of(rows, errors, counts, own, self._seed)
 
     def _learned_elsewhere(self, warm: Sequence[Experience]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Similarity rows, errors and weights of trials of other tasks: only differences within one task are used."""
@@ -166,16 +196,14 @@ class Attention:
         for one in warm:
             model = Analytical(one.candidates, one.threads)
             usable = [
-                outcome
+                (outcome.config, outcome.time)
                 for outcome in one.outcomes[:left]
-                if outcome.seconds is not None and math.isfinite(model.seconds(outcome.config))
+                if outcome.time is not None and math.isfinite(model.seconds(outcome.config))
             ]
             if len(usable) < _MIN:
                 continue
-            said = _said(self._network, Tokeniser(model), [outcome.config for outcome in usable])
-            found = np.array(
-                [math.log(o.seconds or 1.0) - each[0] for o, each in zip(usable, said, strict=True)]
-            )
+            said = _said(self._network, Tokeniser(model), [config for config, _ in usable])
+            found = np.array([math.log(time) - each[0] for (_, time), each in zip(usable, said, strict=True)])
             errors.append(found - found.mean())
             rows.append(np.array([each[3] for each in said]))
             left -= len(usable)
@@ -200,12 +228,11 @@ def _said(
         return [(float(log), SPREAD, 1.0, row) for log, row in zip(logs, rows, strict=True)]
     out = known(tokens)
     mean, spread = out.members.mean(axis=0), np.hypot(_FLOOR, out.members.std(axis=0))
-    works = np.minimum(1.0, out.valid / max(1e-6, float(out.valid.max())))
     return list(
         zip(
             (logs + mean).tolist(),
             spread.tolist(),
-            works.tolist(),
+            out.valid.tolist(),
             similarity_rows(tokens, out.members),
             strict=True,
         )

@@ -75,7 +75,7 @@ class Boosted:
     ) -> None:
         assert objective in OBJECTIVES, objective
         self._analytical = Analytical(candidates, threads)
-        self._encoder = Encoder(threads)
+        self._encoder = Encoder()
         self._objective, self._prior, self._seed = objective, prior, seed
         self._times: dict[Config, list[float]] = {}
         self._validity = Validity()
@@ -87,8 +87,8 @@ class Boosted:
     def update(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
             self._validity.add(outcome)
-            if outcome.seconds is not None and math.isfinite(self._analytical.seconds(outcome.config)):
-                self._times.setdefault(outcome.config, []).append(outcome.seconds)
+            if outcome.time is not None and math.isfinite(self._analytical.seconds(outcome.config)):
+                self._times.setdefault(outcome.config, []).append(outcome.time)
                 self._stale = True
 
     def predict(self, configs: Sequence[Config]) -> Prediction:
@@ -140,8 +140,8 @@ class Boosted:
         model = Analytical(experience.candidates, experience.threads)
         times: dict[Config, list[float]] = {}
         for outcome in experience.outcomes:
-            if outcome.seconds is not None and math.isfinite(model.seconds(outcome.config)):
-                times.setdefault(outcome.config, []).append(outcome.seconds)
+            if outcome.time is not None and math.isfinite(model.seconds(outcome.config)):
+                times.setdefault(outcome.config, []).append(outcome.time)
         samples = self._samples(model, times)
         return replace(samples, weights=samples.weights * _FOREIGN)
 

@@ -11,7 +11,6 @@ from tilewright.dtypes import DType
 from tilewright.hw import CpuMachine
 from tilewright.hw.gpu import GpuMachine
 
-_GPU_LAUNCH = 2e-6
 _GPU_F32 = 0.125  # float32 rate relative to tensor cores with 16-bit operands
 
 
@@ -21,7 +20,7 @@ def least_seconds(flops: float, bytes: float, machine: CpuMachine | GpuMachine) 
         clock = machine.clock_mhz * 1e6
         peak = machine.sms * machine.tensor_flops_clock * clock * _GPU_F32
         bandwidth = machine.memory_bytes_per_second
-        return max(flops / peak, bytes / bandwidth) + _GPU_LAUNCH
+        return max(flops / peak, bytes / bandwidth) + machine.launch_seconds
     rates = nominal_rates(machine).all
     per_cycle = machine.throughput.fmas * machine.lanes(DType.F32) * (2 if machine.has_fma else 1)
     cycles = machine.cores * rates.hertz  # cycles per second of all cores

@@ -101,7 +101,6 @@ class Encoder:
     """Feature rows of configs, cached. Columns are named in the order of their first use; a row has NaN for missing
     features. If a template counts no terms, its program's loops are analysed."""
 
-    threads: int
     columns: dict[str, int] = field(default_factory=dict)
     _rows: dict[tuple[Analytical, Config], np.ndarray] = field(default_factory=dict)
 
@@ -139,7 +138,7 @@ class Encoder:
         if terms is None:
             return {}
         applied, values = model.candidates.of_config(config), dict(config.values)
-        row = features_of(terms, self.threads)
+        row = features_of(terms, model.threads)
         row[f"is {config.template}"] = 1.0
         for knob in applied.space.knobs:
             for position, number in enumerate(knob.encode(values[knob.name])):

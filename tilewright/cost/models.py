@@ -36,7 +36,8 @@ def _analytical(candidates: Configs, threads: int, seed: int, experience: Sequen
 
 def _attention(candidates: Configs, threads: int, seed: int, experience: Sequence[Experience]) -> CostModel:
     chosen = knobs.get("cost_weights")
-    return Attention(candidates, threads, warm=experience, path=Path(chosen) if chosen else SHIPPED)
+    path = Path(chosen) if chosen else SHIPPED
+    return Attention(candidates, threads, seed=seed, warm=experience, path=path)
 
 
 COST_MODELS: dict[str, Factory] = {"boosted": _boosted, "analytical": _analytical, "attention": _attention}

@@ -134,7 +134,7 @@ def counted(
         machine = machine.host
     if isinstance(program, TileCall):
         counts = count_tiles(program.program, program.scalars, program.grid, program.tensor_bytes)
-        return tile_terms(counts, machine, {}), False
+        return tile_terms(counts, machine, dict(program.options)), False
     if isinstance(program, Implementation):
         program = program.program
     if not isinstance(program, Program) or not isinstance(machine, CpuMachine):

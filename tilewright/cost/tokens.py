@@ -430,6 +430,14 @@ class Tokeniser:
     def machine(self) -> np.ndarray:
         return machine_numbers(self.model.candidates.machine, self.model.threads).features()
 
+    def names(self, config: Config) -> list[str]:
+        """The names of a config's tokens, in the order in which the network has them."""
+        values = dict(config.values)
+        space = self.model.candidates.of_config(config).space
+        knobs = [f"{knob.name}={values[knob.name]}" for knob in space.knobs]
+        statements = [f"statement {number + 1}" for number in range(len(self.row(config).statements))]
+        return ["task", "machine", "terms", "instruction", config.template, *knobs, *statements]
+
     def row(self, config: Config) -> TokenRow:
         if config not in self._rows:
             self._rows[config] = self._row(config)

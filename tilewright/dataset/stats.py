@@ -36,7 +36,6 @@ def stats(records: Sequence[Record]) -> list[MachineStats]:
 def _machine(records: Sequence[Record]) -> MachineStats:
     first = records[0]
     tasks = {record.key.task: record.label for record in records}
-    days = sorted(datetime.datetime.fromtimestamp(r.when, datetime.UTC).date().isoformat() for r in records)
     return MachineStats(
         machine=described(first),
         threads=first.key.threads,
@@ -46,8 +45,14 @@ def _machine(records: Sequence[Record]) -> MachineStats:
         labels=tuple(Counter(tasks.values()).most_common()),
         toolchain=first.key.toolchain,
         versions=tuple(sorted({record.versions.tilewright for record in records})),
-        days=(days[0], days[-1]),
+        days=days_of(records),
     )
+
+
+def days_of(records: Sequence[Record]) -> tuple[str, str]:
+    """The days of the oldest and the newest record."""
+    days = [datetime.datetime.fromtimestamp(r.when, datetime.UTC).date().isoformat() for r in records]
+    return min(days), max(days)
 
 
 def described(record: Record) -> str:

@@ -18,6 +18,7 @@ import numpy as np
 
 from tilewright.cost.analytical import Analytical
 from tilewright.cost.tokens import Tokeniser, Tokens, category, stacked
+from tilewright.dataset.stats import days_of
 from tilewright.db.record import Key, Record
 from tilewright.errors import TilewrightError
 from tilewright.measure.trial import TaskJob
@@ -41,6 +42,7 @@ class Table:
     tokens: Tokens
     base: np.ndarray  # log of the analytical prediction
     seconds: np.ndarray
+    days: tuple[str, str] = ("", "")  # of its oldest and its newest record, if known
 
     @property
     def known(self) -> np.ndarray:
@@ -125,5 +127,6 @@ def _made(job: tuple[Sequence[Record], bool]) -> tuple[Table | None, Counter[str
         tokens=stacked(rows, tokeniser.task, tokeniser.machine),
         base=np.log([model.seconds(config) for config in configs]),
         seconds=seconds,
+        days=days_of(records),
     )
     return table, left

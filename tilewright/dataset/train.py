@@ -8,10 +8,12 @@ so that members differ where few tables say the same.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ from tilewright.errors import DatasetError, MissingDependencyError
 
 _SHARP = 4.0  # factor from log seconds to scores of a ranking
 _HUBER = 0.25
+_SHRUNK = ("member.w2", "member.b2")  # the last layer of each member
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ def train(
     made = normalisation([table.tokens for table in tables]) if start is None else dict(start)
     if start is None:
         made |= initial(settings.seed)
+    elif settings.residual:
+        made |= {name: made[name] / np.float32(settings.shrunk) for name in _SHRUNK}
     fixed = {name: _tensor(torch, made[name], device) for name in made if name.startswith("norm.")}
     learned = {
         name: _tensor(torch, made[name], device).requires_grad_()
@@ -81,7 +86,7 @@ def train(
     kept = dict(zip(learned, loop.averages, strict=True))
     found = {name: tensor.detach().cpu().numpy() for name, tensor in {**fixed, **kept}.items()}
     if settings.residual:
-        for name in ("member.w2", "member.b2"):
+        for name in _SHRUNK:
             found[name] = found[name] * np.float32(settings.shrunk)
     return found
 
@@ -391,16 +396,21 @@ def predicted(tensors: Mapping[str, np.ndarray], table: Table, settings: Trainin
     return np.asarray(table.base + members if settings.residual else members)
 
 
-def about(tables: Sequence[Table], steps: int, seed: int) -> dict[str, str]:
-    """A description of the data that weights were trained on, for their card."""
+def about(tables: Sequence[Table], files: Sequence[Path], steps: int, seed: int) -> dict[str, str]:
+    """A description of the data that weights were trained on, for their card. `files`: what the tables are from."""
     from tilewright.support.version import VERSION
 
-    machines = sorted({table.machine for table in tables})
+    machines = sorted({f"{table.job.machine.describe()} [{table.machine}]" for table in tables})
+    days = [day for table in tables for day in table.days if day] or ["unknown"]
     return {
         "tilewright": VERSION,
         "tasks": str(len(tables)),
         "configs": str(sum(len(table.configs) for table in tables)),
-        "machines": ", ".join(machines),
+        "machines": "; ".join(machines),
+        "measured": f"{min(days)} to {max(days)}",
+        "data": ", ".join(
+            f"{file.name} sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}" for file in files
+        ),
         "families": ", ".join(sorted({table.family for table in tables})),
         "steps": str(steps),
         "seed": str(seed),

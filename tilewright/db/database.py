@@ -105,14 +105,18 @@ class Database:
         return found if key is None else [record for record in found if record.key == key]
 
     def similar(self, key: Key, *, limit: int = 1000) -> list[Record]:
-        """Records of other keys, including failures: those of the same machine first, then the newest."""
-        where = f"kind = ? AND NOT ({_KEY_COLUMNS}) ORDER BY machine = ? DESC, id DESC LIMIT ?"
-        values = (TRIAL, *msgspec.structs.astuple(key), key.machine, limit)
+        """Records of other keys, including failures: those of the same machine first, then the newest. A GPU's are not
+        similar to a processor's."""
+        where = (
+            f"kind = ? AND NOT ({_KEY_COLUMNS}) AND (threads = 0) = ?"
+            " ORDER BY machine = ? DESC, id DESC LIMIT ?"
+        )
+        values = (TRIAL, *msgspec.structs.astuple(key), key.threads == 0, key.machine, limit)
         return [r for r in self._records(self._select(where, values)) if r.key != key]
 
     def decide(self, decision: Decision) -> None:
         """Store a decision. A winner without a time, whose last runs all failed, is not stored."""
-        if math.isfinite(decision.seconds):
+        if 0 < decision.seconds < math.inf:
             self.write([row_of_decision(decision)])
 
     def decision(self, key: Key) -> Decision | None:

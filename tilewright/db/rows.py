@@ -8,6 +8,7 @@ digest everywhere, whatever version of Tilewright wrote it: it is never stored t
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -100,12 +101,20 @@ def row_of_decision(decision: Decision) -> Row:
 
 def trial_of(row: Row) -> Trial:
     trial = _read(row, _trial)
+    if not all(map(_is_time, trial.times)):
+        raise Damaged(f"the trial {row.digest[:12]} has times that are not positive numbers")
     return msgspec.structs.replace(trial, config=current_config(trial.config))
 
 
 def decision_of(row: Row) -> Decision:
     decision = _read(row, _decision)
+    if not _is_time(decision.seconds):
+        raise Damaged(f"the decision {row.digest[:12]} has a time that is not a positive number")
     return msgspec.structs.replace(decision, config=current_config(decision.config))
+
+
+def _is_time(seconds: float) -> bool:
+    return 0 < seconds < math.inf
 
 
 def facts_of(row: Row) -> Facts:

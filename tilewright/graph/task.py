@@ -11,7 +11,7 @@ offset.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -116,6 +116,15 @@ class TaskCall:
         return f"<call {self.name}: {self.task.label}>"
 
 
+@dataclass(frozen=True)
+class Rival:
+    """Another cut of a graph that is predicted to take about the same time: both are worth measuring. `settle` returns
+    the cheapest cut into tasks with these measured seconds, by key."""
+
+    partition: Partition
+    settle: Callable[[Mapping[str, float]], Partition]
+
+
 @dataclass(frozen=True, eq=False)
 class Partition:
     """A graph cut into calls, in a valid execution order.
@@ -132,6 +141,7 @@ class Partition:
         default_factory=dict
     )  # byte offsets of views that are smaller than their target
     fusion: FusionReport | None = None  # how it was chosen
+    rival: Callable[[], Rival | None] = lambda: None  # finds the one to be measured as well, if there is one
 
     def buffer_of(self, node: Node) -> Node:
         """The node whose buffer holds the value of `node`."""

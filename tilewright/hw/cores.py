@@ -59,8 +59,8 @@ CORES: dict[str, Core] = {  # by LLVM's names
     "znver4": Core(
         multiplied=64, loaded=64, stored=32, added=64, hertz=3.6e9, l2=32.0, l3=24.0, prefetcher="stride"
     ),
-    # 512-bit units. No additions in parallel: with them BERT-base took 1.19 times as long in paired products as in plain
-    # ones (an EPYC of that generation), since each addition reads memory too, and there are two loads a cycle.
+    # 512-bit units. No additions in parallel: with them BERT-base took 1.19 times as long in paired products as in
+    # plain ones (an EPYC of that generation), since each addition reads memory too, and there are two loads a cycle.
     "znver5": Core(loaded=128, stored=64, hertz=4.2e9, l2=45.0, l3=28.0, prefetcher="stride"),
     **dict.fromkeys(("cannonlake", "icelake-client", "rocketlake", "tigerlake"), _ICE_LAKE_CLIENT),
     # ARM: ports and latencies are those of Arm's software optimization guides for each core (FP/ASIMD and load/store

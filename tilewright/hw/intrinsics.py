@@ -34,9 +34,11 @@ from tilewright.errors import IntrinsicError
 from tilewright.hw.memory import Scope
 from tilewright.support.fingerprint import fingerprint
 from tilewright.support.modules import importable_modules
+from tilewright.support.plugins import register_installed
 
 _NAME = re.compile(r"[A-Za-z_][\w.]*")
 _DIGITS = 8  # of a digest in names
+ENTRY_POINTS = "tilewright.intrinsics"  # a callable that registers some
 
 # -- how code is emitted ----------------------------------------------------------------------------------------------
 
@@ -275,6 +277,12 @@ def register_intrinsic(intrinsic: Intrinsic, module: str | None = None) -> None:
     _modules[intrinsic.name] = module or str(sys._getframe(1).f_globals.get("__name__", "__main__"))
 
 
+def _all() -> dict[str, Intrinsic]:
+    """The registered intrinsics, with those of installed packages."""
+    register_installed(ENTRY_POINTS)
+    return _registered
+
+
 def unregister_intrinsic(name: str) -> None:
     """Remove the intrinsic of this name."""
     _registered.pop(name, None)
@@ -283,7 +291,7 @@ def unregister_intrinsic(name: str) -> None:
 
 def registered_intrinsics(machine: HasFeatures) -> tuple[Intrinsic, ...]:
     """The intrinsics that a machine supports, in order of registration."""
-    return tuple(intrinsic for intrinsic in _registered.values() if not intrinsic.missing(machine))
+    return tuple(intrinsic for intrinsic in _all().values() if not intrinsic.missing(machine))
 
 
 def registered() -> tuple[Intrinsic, ...]:
@@ -293,12 +301,12 @@ def registered() -> tuple[Intrinsic, ...]:
 
 def find_intrinsic(name: str) -> Intrinsic | None:
     """The registered intrinsic of this name, whatever it needs."""
-    return _registered.get(name)
+    return _all().get(name)
 
 
 def intrinsic_named(name: str, machine: HasFeatures) -> Intrinsic:
     """The registered intrinsic of this name; raises IntrinsicError if there is none, or if the machine lacks it."""
-    found = _registered.get(name)
+    found = _all().get(name)
     if found is None:
         raise IntrinsicError(
             f"the intrinsic must be one of {', '.join(_registered) or 'none'}, got {name!r}",

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tilewright import frontend
 from tilewright.driver import build_together, choose_together, partitioned
 from tilewright.errors import OptionError, TilewrightError
+from tilewright.hw.gpu import GpuMachine
 from tilewright.measure.pool.connection import Pool, PoolDevice, connected
 from tilewright.measure.pool.driver import DeviceUse
 from tilewright.runtime.arguments import joined
@@ -63,6 +64,7 @@ def compile_for_devices(
     - `pool`: its address, or a `Pool`. `devices`: labels of devices, as `tilewright pool ls` shows them; or a mapping
       from each to the time that devices of that label may work for this run, all together ("5m"; None: no limit).
     - `budget`: of the run, in time on the clock: all devices are tuned at once.
+    - `threads`: of a call on the processors among them.
     - `traces`: gives the trace of a device's events, by its label.
 
     The other options are those of `compile_all`. The result has an entry for each label. Where one device fails, the
@@ -92,7 +94,8 @@ def compile_for_devices(
         for label, limit in seconds.items():
             trace = Trace.off() if traces is None else traces(label)
             device = session.device(label, trace, limit)
-            runs[label] = device, stack.enter_context(options.resolved(pool=device, trace=trace))
+            its = replace(options, threads=None) if isinstance(device.machine, GpuMachine) else options
+            runs[label] = device, stack.enter_context(its.resolved(pool=device, trace=trace))
         cut = {
             label: [partitioned(one, settings) for one in imported] for label, (_, settings) in runs.items()
         }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,14 +31,21 @@ from tilewright.graph.tile_operator import NAME as TILE_KERNEL
 from tilewright.measure.kernel_job import difference
 from tilewright.rewrites.decompose import Decompose
 from tilewright.space.space import Value
-from tilewright.space.tile_operator import TileArgument, TileOperator, TileVariant
+from tilewright.space.tile_operator import (
+    GPU_OPTIONS,
+    TileArgument,
+    TileOperator,
+    TileVariant,
+    gpu_options_of,
+)
 from tilewright.support.bundle import bundle_of, constant_reference
+from tilewright.support.source import location_of
 from tilewright.tile.frontend.builder import is_number, literal_type
 from tilewright.tile.kernel import Kernel
 from tilewright.tile.passes.written import written_params
 from tilewright.tile.recording import Placeholder, RecordedLaunch, recorded
 from tilewright.tune.autotune import Autotuned
-from tilewright.tune.launches import Shaped
+from tilewright.tune.launches import CPU_OPTIONS, Shaped
 
 _NUMBERS = {int: "int", float: "float", bool: "bool", str: "str"}
 _MAX_VARIANTS = 512  # configs of a tuned kernel that a model's task can have
@@ -72,7 +79,8 @@ def op(
       models are checked against, and what runs on targets that cannot run the kernel.
     - `tolerance`: relative, of the kernel against the reference; None: by the type of the elements.
 
-    A compiled model takes operators that launch one kernel, which only stores to `out`. When a model is compiled, the
+    A compiled model takes operators that launch one kernel, which only stores to `out`. On a GPU the kernel has the
+    options `warps` and `stages` of that launch; the number of threads is the model's. When a model is compiled, the
     kernel is compared with the reference once: ReferenceMismatchError where they differ. No gradients are defined.
     """
     if not re.fullmatch(r"[A-Za-z_]\w*::[A-Za-z_]\w*", name):
@@ -197,23 +205,40 @@ class Operator:
     def check(self, *args: Any) -> float:
         """Compare the kernel with the reference on these arguments: the largest error, in units of what is allowed.
         ReferenceMismatchError where it is more than that."""
-        import torch
 
         given = self._every([_as_tensor(value) for value in args])
-        got = self._torch(*given)
+        return self._compare(given, self._torch(*given))
+
+    def _check_recorded(self, given: Sequence[Any]) -> None:
+        """`check` of what a model takes, on a processor: the launch without its options."""
+        got = self._empty(given)
+        with recorded() as launches:
+            self.function(*given, got)
+        for launch in launches:
+            launch.replay()
+        self._compare(given, got)
+
+    def _compare(self, given: Sequence[Any], got: Any) -> float:
+        import torch
+
         want = self.reference(*given)
         if not isinstance(want, torch.Tensor):
             raise ReferenceMismatchError(
-                f"the reference of {self.name} returns a {type(want).__name__}, not a tensor"
+                f"the reference of {self.name} returns a {type(want).__name__}, not a tensor",
+                where=location_of(self.reference),
             )
         if want.shape != got.shape or want.dtype != got.dtype:
             raise ReferenceMismatchError(
                 f"the reference of {self.name} returns {want.dtype} {list(want.shape)}, and the shape rule says"
-                f" {got.dtype} {list(got.shape)}"
+                f" {got.dtype} {list(got.shape)}",
+                where=location_of(self.reference),
             )
         error, wrong = difference(_array(got), _array(want), None, self._allowed(got.dtype))
         if wrong:
-            raise ReferenceMismatchError(f"{self.name}: the kernel and its reference disagree: {wrong}")
+            raise ReferenceMismatchError(
+                f"{self.name}: the kernel and its reference disagree: {wrong}",
+                where=location_of(self.reference),
+            )
         return error
 
     def _allowed(self, dtype: Any) -> float | None:
@@ -254,7 +279,7 @@ class Operator:
         kernel = self._launch_text(types, numbers, result)
         reference = self._reference_text(types, numbers, result)
         if (types, numbers) not in self._checked:
-            self.check(*_examples(types, numbers))
+            self._check_recorded(_examples(types, numbers))
             self._checked.add((types, numbers))
         return kernel, reference
 
@@ -288,7 +313,8 @@ class Operator:
         (output,) = found.outputs
         if output.type != result:
             raise ReferenceMismatchError(
-                f"the reference of {self.name} returns {output.type!r}, and the shape rule says {result!r}"
+                f"the reference of {self.name} returns {output.type!r}, and the shape rule says {result!r}",
+                where=location_of(self.reference),
             )
         graph = Decompose(keeps_attention=False).run(found)
         for node in graph.nodes():
@@ -313,7 +339,9 @@ def _imported_reference(
     tensors = [each for each in _examples(types, numbers) if isinstance(each, torch.Tensor)]
     graph = import_model(Reference().eval(), tuple(tensors)).graph
     if len(graph.outputs) != 1:
-        raise ReferenceMismatchError(f"a reference returns {len(graph.outputs)} tensors instead of one")
+        raise ReferenceMismatchError(
+            f"a reference returns {len(graph.outputs)} tensors instead of one", where=location_of(reference)
+        )
     return graph
 
 
@@ -325,6 +353,7 @@ def _launch_of(name: str, launch: RecordedLaunch, inputs: int) -> TileOperator:
         if parameter.name not in launch.bound:
             continue  # a knob
         value = launch.bound[parameter.name]
+        value = value.item() if isinstance(value, np.generic) else value
         if isinstance(value, Placeholder):
             arguments.append(TileArgument(parameter.name, value.element.short, operand=value.operand))
         elif not parameter.is_constexpr and is_number(value):
@@ -339,7 +368,8 @@ def _launch_of(name: str, launch: RecordedLaunch, inputs: int) -> TileOperator:
     variants = _variants(launch, kernel)
     if not variants or any(0 in each.grid for each in variants):
         raise OperatorError(f"{name} launches {kernel.source.name} on an empty grid")
-    found = TileOperator(bundle_of(kernel.function), tuple(arguments), tuple(constants), variants)
+    options = _options(name, launch.options)
+    found = TileOperator(bundle_of(kernel.function), tuple(arguments), tuple(constants), variants, options)
     types = {each.name: each for each in arguments}
     stored = {
         types[each].operand
@@ -360,7 +390,21 @@ def _written(kernel: Kernel, operator: TileOperator) -> set[str]:
 
     constants = {name: value_of(reference) for name, reference in operator.constants}
     types = {each.name: TileType(element_of(each)) for each in operator.arguments}
-    return set(written_params(kernel.specialise(types, {**constants, **dict(operator.variants[0].values)})))
+    knobs = {name: value for name, value in operator.variants[0].values if name not in gpu_options_of(kernel)}
+    return set(written_params(kernel.specialise(types, {**constants, **knobs})))
+
+
+def _options(name: str, options: Mapping[str, Any]) -> tuple[tuple[str, Value], ...]:
+    """The options that a launch of a model has on a GPU. Its threads and its target are the model's."""
+    for option, value in options.items():
+        if option not in (*GPU_OPTIONS, *CPU_OPTIONS, "target"):
+            raise OperatorError(
+                f"{name} launches a kernel with the option {option!r}, which no device has",
+                remedy=f"use {', '.join(GPU_OPTIONS)}",
+            )
+        if option in GPU_OPTIONS and not isinstance(value, int | np.integer):
+            raise OperatorError(f"{name} launches a kernel with {option}={value!r}, which must be a number")
+    return tuple((option, int(options[option])) for option in GPU_OPTIONS if option in options)
 
 
 def _variants(launch: RecordedLaunch, kernel: Kernel) -> tuple[TileVariant, ...]:
@@ -372,7 +416,8 @@ def _variants(launch: RecordedLaunch, kernel: Kernel) -> tuple[TileVariant, ...]
         return (TileVariant((), kernel.grid_of(launch.grid, bound)),)
     tuned: Autotuned = launch.kernel
     parameters = {each.name for each in kernel.source.parameters}
-    kept = [name for name in tuned.space.names if name in parameters]
+    options = [name for name in gpu_options_of(kernel) if name not in launch.options]
+    kept = [name for name in tuned.space.names if name in parameters or name in options]
     space = tuned.space.space(kernel.source.name, bound, kept)
     found = []
     for config in space.configs():

@@ -50,7 +50,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from tilewright.dtypes import DType
@@ -284,7 +284,8 @@ class Program:
 
     `decisions` describes the schedule's choices, for `explain`. `packings` says in which order the elements of each
     input are expected; None, or beyond its end: unchanged. `cluster`: on a GPU, the number of blocks that share the
-    threads of an iteration; they share no scratch memory.
+    threads of an iteration; they share no scratch memory. `unpipelined`: the same program before its loops were
+    pipelined, if they were.
     """
 
     name: str
@@ -293,6 +294,7 @@ class Program:
     decisions: str = ""
     packings: tuple[Packing | None, ...] = ()
     cluster: int = 1
+    unpipelined: Program | None = field(default=None, compare=False, repr=False)
 
     @property
     def parallel_extent(self) -> int:

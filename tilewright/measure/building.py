@@ -16,7 +16,7 @@ import msgspec
 
 from tilewright.codegen.cache import ObjectCache
 from tilewright.codegen.generator import generator
-from tilewright.errors import KernelError, ScheduleError, SpaceError, VerificationError
+from tilewright.errors import KernelError, ScheduleError, SketchError, SpaceError, VerificationError
 from tilewright.measure.failed import Failed
 from tilewright.measure.kernel_build import (
     BuildKernel,
@@ -31,14 +31,15 @@ from tilewright.measure.shared_checks import SharedValidation, share_validation
 from tilewright.measure.single import Built
 from tilewright.measure.trial import TaskJob
 from tilewright.measure.validation import make_validation
+from tilewright.runtime.plan import VendorCall
 from tilewright.space.candidates import Candidates
 from tilewright.space.space import Config
 from tilewright.support.process import Channel
 
 _KEPT_JOBS = 16
 _COLLECTED = 8  # builds between garbage collections: collecting continuously would take a tenth of the time
-# Raised before any code is generated: the config is at fault, not the generated code.
-_ILLEGAL = (SpaceError, ScheduleError, VerificationError, KernelError)
+# The config is at fault, not the generated code.
+_ILLEGAL = (SpaceError, ScheduleError, SketchError, VerificationError, KernelError)
 
 
 class Build(msgspec.Struct, frozen=True, tag=True):
@@ -92,6 +93,7 @@ class BuildServer:
     def __init__(self) -> None:
         self._candidates: OrderedDict[TaskJob, Candidates] = OrderedDict()
         self._launch: tuple[KernelSpec, Launch] | None = None
+        self._modules: dict[str, str] = {}  # imported modules, and why they could not be
 
     def answer(self, request: BuildRequest, descriptors: list[int]) -> BuildReply:
         try:
@@ -111,16 +113,30 @@ class BuildServer:
 
     def _made(self, request: Build) -> Made:
         begin = time.perf_counter()
-        for module in request.modules:
-            importlib.import_module(module)
+        missing = [why for module in request.modules if (why := self._not_imported(module))]
         candidates = self._of(request.job)
         if not candidates.is_legal(request.config):
-            raise SpaceError(f"{request.config} is not a config of {candidates.work.task.label}")
+            words = f"{request.config} is not a config of {candidates.work.task.label}"
+            raise SpaceError("; ".join([words, *missing]))
         implementation = candidates.implementation(request.config)
         machine = request.job.machine
         cache = ObjectCache.default() if generator(machine.kind).KEEPS_TRIALS else None
         built = Built.of(implementation, machine, request.job.numerics, cache)
+        for part in implementation.parts:
+            if not isinstance(part.body, VendorCall):
+                generator(machine.kind).check_trial(part.body, machine, request.job.numerics, cache)
         return Made(built, time.perf_counter() - begin)
+
+    def _not_imported(self, module: str) -> str:
+        """Why a module that registers extensions cannot be imported; "" if it can. Configs of others are built."""
+        if module not in self._modules:
+            self._modules[module] = ""
+            try:
+                importlib.import_module(module)
+            except Exception as error:
+                words = f"the module {module!r}, which registers extensions, cannot be imported here"
+                self._modules[module] = f"{words}: {type(error).__name__}: {error}"
+        return self._modules[module]
 
     def _made_kernel(self, request: BuildKernel) -> Made:
         begin = time.perf_counter()

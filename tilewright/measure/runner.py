@@ -106,7 +106,7 @@ class Runner:
     - `cold`: no data that a kernel reads is in a cache.
     - `modules`: modules that builders import first, besides those that register templates or rules in this process.
     - `memory`: the bytes that each builder may use.
-    - `seed`: the seed of the inputs; None draws fresh ones.
+    - `seed`: the seed of the inputs; None draws fresh ones. It and `threads` may change between two requests.
     - `device`: the number of the GPU that candidates run on; None: the CPU.
     - `confined`: its processes have no network, if the system can.
     """
@@ -136,10 +136,10 @@ class Runner:
         own = max(_MIN_MEMORY, total * 3 // 4) if device is None else _DEVICE_MEMORY
         self._timer = Child(timing, own, ONE_THREAD, confined=confined)
         self._spare = None if device is None else Child(timing, own, ONE_THREAD, confined=confined)
-        self._loaded_job: Job | None = None
+        self._loaded: tuple[Job, int] | None = None  # the job, and the seed of its inputs
         self._numbers = 0
-        self._validations: OrderedDict[Job, _ValidationFile | Failed] = OrderedDict()
-        self._drawing: set[Job] = set()  # tasks whose validations are ordered
+        self._validations: OrderedDict[tuple[Job, int], _ValidationFile | Failed] = OrderedDict()
+        self._drawing: set[tuple[Job, int]] = set()  # those that are ordered
         self._queue: deque[_Order] = deque()
         self._busy: dict[Child, _Order] = {}
         self._building: set[tuple[Job, Config]] = set()  # configs whose builds are ordered
@@ -174,7 +174,7 @@ class Runner:
     def forget(self) -> None:
         """Drop what was built and drawn for all tasks, and keep the processes."""
         self._abandon()
-        self._loaded_job = None
+        self._loaded = None
         self._kept.clear()
         self._replies.clear()
         while self._validations:
@@ -253,7 +253,7 @@ class Runner:
         """The same for object code, whoever made it."""
         return self._interleaved(job, made, lambda numbers: Race(numbers, seconds))
 
-    def acknowledge(self, measured: Sequence[Measurement]) -> None:
+    def acknowledge(self, job: Job, measured: Sequence[Measurement]) -> None:
         """These are in the database. A local runner keeps nothing for them."""
 
     def successive_halving(
@@ -325,7 +325,8 @@ class Runner:
         self._order_builds(job, configs)
 
         def is_done() -> bool:
-            return job in self._validations and not any((job, config) in self._building for config in configs)
+            is_ready = (job, self.seed) in self._validations
+            return is_ready and not any((job, config) in self._building for config in configs)
 
         self._work_off(is_done, deadline)
         found: dict[Config, Made | Failed] = {}
@@ -399,23 +400,23 @@ class Runner:
 
     def _has_validation(self, job: Job) -> bool:
         """Whether the validation exists, or will once the orders are done."""
-        return job in self._validations or job in self._drawing
+        return (job, self.seed) in self._validations or (job, self.seed) in self._drawing
 
     def _validation_order(self, job: Job) -> _Order:
-        descriptor = _memory_file()
-        self._drawing.add(job)
+        descriptor, key = _memory_file(), (job, self.seed)
+        self._drawing.add(key)
 
         def done(reply: BuildReply) -> None:
-            self._drawing.discard(job)
+            self._drawing.discard(key)
             if isinstance(reply, Failed) and reply.kind == "disk":
                 os.close(descriptor)
                 raise MeasurementError(f"cannot store the inputs of a task: {reply.message}")
             if isinstance(reply, ValidationMade):
-                self._validations[job] = _ValidationFile(descriptor, reply.validation)
+                self._validations[key] = _ValidationFile(descriptor, reply.validation)
             else:
                 os.close(descriptor)
                 assert isinstance(reply, Failed)
-                self._validations[job] = Failed(reply.kind, f"the oracle of this task: {reply.message}")
+                self._validations[key] = Failed(reply.kind, f"the oracle of this task: {reply.message}")
             while len(self._validations) > _KEPT_VALIDATIONS:
                 self._drop_validation()
 
@@ -483,11 +484,12 @@ class Runner:
     ) -> CheckDone | Failed:
         if deadline is not None and time.monotonic() > deadline:
             raise OutOfTime
-        validation = self._validations[job]
+        key = (job, self.seed)
+        validation = self._validations[key]
         if isinstance(validation, Failed):
             return validation
-        self._validations.move_to_end(job)
-        if self._loaded_job != job:
+        self._validations.move_to_end(key)
+        if self._loaded != key:
             self._load_task(job, validation)
         self._numbers += 1
         reply = self._ask(Check(self._numbers, built, keep), best, deadline)
@@ -505,7 +507,7 @@ class Runner:
                 problem = str(death)
                 continue
             assert isinstance(reply, Ready)
-            self._loaded_job = job
+            self._loaded = (job, self.seed)
             return
         raise MeasurementError(f"the process that times kernels does not start: {problem}")
 
@@ -567,7 +569,7 @@ class Runner:
 
     def _end_timer(self) -> None:
         self._timer.close()
-        self._loaded_job = None
+        self._loaded = None
         if self._spare is not None:
             self._timer, self._spare = self._spare, self._timer
             self._spare.start()

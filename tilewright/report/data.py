@@ -20,6 +20,7 @@ from tilewright.hw import CpuMachine
 from tilewright.hw.gpu import GpuMachine
 from tilewright.measure.calibration import Calibration, Speeds
 from tilewright.report.code import Code
+from tilewright.runtime.plan import FusionReport
 from tilewright.support.layers import shared_name
 from tilewright.support.version import VERSION
 
@@ -33,6 +34,35 @@ class TrialPoint:
     message: str
     when: float
     took: float  # seconds, including the build
+
+
+@dataclass(frozen=True)
+class ConfigBelief:
+    """What the attention model believes about one config. Seconds: by the analytical model; with what its network has
+    learned from other tasks; with the trials of this task. `spread`: the deviation of the logarithm of the last."""
+
+    config: str
+    role: str  # "chosen", "untuned" or both; "": a trial
+    analytical: float
+    network: float
+    predicted: float
+    spread: float
+    valid: float  # the probability to build, run and be correct
+    measured: float | None
+
+    @property
+    def factor(self) -> float:
+        """The typical factor by which `predicted` may be off."""
+        return math.exp(self.spread)
+
+
+@dataclass(frozen=True)
+class TaskBeliefs:
+    """`attention`: how much the other tokens attend to each token of the chosen config, by its name; together 1."""
+
+    trials: int
+    configs: tuple[ConfigBelief, ...]
+    attention: tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True)
@@ -57,6 +87,7 @@ class TaskReport:
     layers: tuple[str, ...] = ()  # the layers that each of its calls computes: "layer1.0.conv1 + bn1 + relu"
     default: str = ""  # the config of the unmeasured choice
     winner: str = ""  # the config that won
+    beliefs: TaskBeliefs | None = None  # of the attention model, if the tuning run used it
 
     @property
     def name(self) -> str:
@@ -142,6 +173,7 @@ class ModelReport:
     constant_bytes: int
     baseline: Baseline | None = None
     steps: tuple[StepReport, ...] = ()
+    fusion: FusionReport | None = None  # the groups that kernels compute, and what others would have cost
 
 
 @dataclass(frozen=True)

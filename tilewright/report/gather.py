@@ -12,8 +12,10 @@ from tilewright.errors import TilewrightError
 from tilewright.graph.task import Task
 from tilewright.graph.text import parse_graph
 from tilewright.hw import CpuMachine, host
+from tilewright.hw.gpu import GpuMachine
 from tilewright.measure.calibration import calibration_for, machine_key
 from tilewright.measure.gpu_calibration import rated, stored
+from tilewright.report.beliefs import beliefs_of, uses_attention
 from tilewright.report.code import Code, code_of
 from tilewright.report.data import (
     Baseline,
@@ -40,6 +42,7 @@ from tilewright.tune.choose import choose
 
 _WITH_ASSEMBLY = 12  # slowest tasks with assembly, which takes LLVM a while each
 _WITH_CODE = 60
+_WITH_BELIEFS = 24
 
 
 def report_on_model(
@@ -55,8 +58,9 @@ def report_on_model(
     `baseline`: another system's time."""
     plan = model.plan
     host_machine = host()
+    device: CpuMachine | GpuMachine = host_machine
     if isinstance(model, GpuModel):
-        machine, key_of = _on_gpu(model)
+        machine, key_of, device = _on_gpu(model)
     else:
         machine = machine_report(host_machine, calibration_for(host_machine), model.threads)
         key_of = lambda task: Key.of_task(task, host_machine, plan.numerics, model.threads)  # noqa: E731
@@ -72,13 +76,19 @@ def report_on_model(
         seconds[step.task].append(row.seconds)
         if row.error is not None:
             errors[step.task].append(row.error)
-    tasks = []
+    tasks, believing = [], uses_attention(events)
     for rank, key in enumerate(sorted(seconds, key=lambda key: -sum(seconds[key]))):
         info = plan.tasks[key]
         full = key_of(key)
         records, decision = database.records(full), database.decision(full)
         work = None if isinstance(model, GpuModel) else _work_in(plan, key, host_machine)
         code = None if work is None else _code_in(plan, key, work, decision, rank)
+        configs = _configs(work, records, decision)
+        beliefs = None
+        if believing and decision is not None and rank < _WITH_BELIEFS:
+            there = _work_in(plan, key, device)
+            if there is not None:
+                beliefs = beliefs_of(there, full.threads, records, decision.config, configs["default"])
         tasks.append(
             TaskReport(
                 key=key,
@@ -96,7 +106,8 @@ def report_on_model(
                 code=code,
                 origin=str(info.origin),
                 layers=tuple(layers[key]),
-                **_configs(work, records, decision),
+                beliefs=beliefs,
+                **configs,
                 **decided(decision),
             )
         )
@@ -111,6 +122,7 @@ def report_on_model(
         constant_bytes=plan.memory.constant_bytes,
         baseline=baseline,
         steps=tuple(steps),
+        fusion=explanation.fusion,
     )
     return report(name, machine, tasks, about, events)
 
@@ -126,16 +138,16 @@ def _configs(work: Work | None, records: Sequence[Record], decision: Decision | 
     return {"default": default, "winner": "" if decision is None else str(decision.config)}
 
 
-def _on_gpu(model: GpuModel) -> tuple[MachineSummary, Callable[[str], Key]]:
-    """The GPU's rates, and the database keys of its tasks. A task computed by several kernels is stored as one, and
-    has no trials here."""
+def _on_gpu(model: GpuModel) -> tuple[MachineSummary, Callable[[str], Key], GpuMachine]:
+    """The GPU's rates, the database keys of its tasks, and the GPU. A task computed by several kernels is stored as
+    one, and has no trials here."""
     target = CudaTarget.of_card(model.ordinal)
     card, numerics = target.machine, model.plan.numerics
 
     def key_of(task: str) -> Key:
         return Key.of_task(task, card, numerics, target.threads(None))
 
-    return gpu_machine_report(rated(card), stored(card) is not None), key_of
+    return gpu_machine_report(rated(card), stored(card) is not None), key_of, card
 
 
 def report_on_database(
@@ -192,7 +204,7 @@ def _fastest(records: Sequence[Record], decision: Decision | None) -> float:
     return min((record.seconds for record in records if record.seconds is not None), default=0.0)
 
 
-def _work_in(plan: Plan, key: str, machine: CpuMachine) -> Work | None:
+def _work_in(plan: Plan, key: str, machine: CpuMachine | GpuMachine) -> Work | None:
     """A task of a plan again, if this version still supports it."""
     step = next(step for step in plan.steps if step.task == key)
     constants = [n for n, position in enumerate(step.arguments[:-1]) if position.space == "constant"]

@@ -7,12 +7,14 @@ no estimate left. Groups that are equal as tasks, as in repeated blocks, are pri
 
 The greedy partition is one of the cuts, so the result is never predicted to be slower. Since predictions have errors,
 a group that greedy fusion does not make must be predicted to be faster by a margin, unless its time was measured.
+Where the predicted difference is within the margin, tuning measures both: the `rival` decides these groups the other
+way.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -25,7 +27,7 @@ from tilewright.rewrites import endings
 from tilewright.rewrites.fuse import Fused, Group
 from tilewright.rewrites.oracle import ExplainsRefusals, GroupCosts, Price
 from tilewright.rewrites.units import Unit, Units
-from tilewright.runtime.plan import FusionReport, GroupReport, RefusedGroup
+from tilewright.runtime.plan import FusionReport, GroupReport, PartReport, RefusedGroup
 from tilewright.support.layers import merged
 
 MARGIN = 0.05  # a predicted gain below this share of a group's time does not count
@@ -34,6 +36,7 @@ MAX_REFUSED = 32  # distinct chains whose refusal is explained
 MAX_LARGER = 20_000  # groups of several units
 MAX_ASKED = 64  # distinct groups of several units that are priced; the rest are skipped
 
+Rivals = Callable[[], "Fused | None"]
 MakeTask = Callable[[Group], tuple[Task, tuple[Node, ...]]]
 
 
@@ -47,35 +50,50 @@ def cut_dynamically(
     kept: Collection[Node] = (),
     cuts: bool = False,
     joins: bool = False,
+    only: Collection[str] | None = None,
     max_states: int = endings.MAX_STATES,
-) -> tuple[Fused, FusionReport]:
-    """The groups of the cheapest cut, and how they were chosen.
+) -> tuple[Fused, FusionReport, Rivals]:
+    """The groups of the cheapest cut, how they were chosen, and a function that finds the groups of the rival.
 
     - `fused`, `greedy`: the groups of `fuse`, and those of the greedy partition, which merges or moves some of them.
     - `kept`: nodes that have memory of their own. `cuts`: whether an epilogue may become a kernel of its own.
       `joins`: whether reductions may later be fused into the contractions before them, once both are measured.
+    - `only`: the keys of the tasks that groups may be; None: any.
     """
     units = Units(graph, fused, greedy, kept, cuts, joins)
     if len(units.all) > MAX_UNITS:
-        return greedy, _fallback(greedy, f"{len(units.all)} units, more than {MAX_UNITS}")
-    search = _Search(units, fused, greedy, costs, make_task)
+        return greedy, _fallback(greedy, f"{len(units.all)} units, more than {MAX_UNITS}"), _no_rival
+    search = _Search(units, fused, greedy, costs, make_task, only)
     if search.is_settled:
-        return greedy, search.report([each for each in search.single if each.is_greedy], greedy)
+        alone = [each for each in search.single if each.is_greedy]
+        return greedy, search.report(alone, greedy), _no_rival
     try:
         chosen = search.run(max_states)
     except endings.TooManyStates:
-        return greedy, _fallback(greedy, f"more than {max_states} states")
+        return greedy, _fallback(greedy, f"more than {max_states} states"), _no_rival
+
+    def rival() -> Fused | None:
+        other = search.rival(chosen, max_states)
+        return None if other is None else _made(search, fused, other)
+
+    return _made(search, fused, chosen), search.report(chosen, greedy), rival
+
+
+def _no_rival() -> None:
+    return None
+
+
+def _made(search: _Search, fused: Fused, chosen: Sequence[_Option]) -> Fused:
     groups = [search.group(option) for option in chosen]
     inside = {node for group in groups for node in group.members}
-    groups.sort(key=lambda group: units.position[group.output])
+    groups.sort(key=lambda group: search.units.position[group.output])
     views = {view: target for view, target in fused.views.items() if view not in inside}
-    result = replace(
+    return replace(
         fused,
         groups=tuple(groups),
         views=views,
         offsets={view: offset for view, offset in fused.offsets.items() if view in views},
     )
-    return result, search.report(chosen, greedy)
 
 
 def _fallback(greedy: Fused, why: str) -> FusionReport:
@@ -103,16 +121,22 @@ class _Search:
     """The options of each unit as output, with their times."""
 
     def __init__(
-        self, units: Units, fused: Fused, greedy: Fused, costs: GroupCosts, make_task: MakeTask
+        self,
+        units: Units,
+        fused: Fused,
+        greedy: Fused,
+        costs: GroupCosts,
+        make_task: MakeTask,
+        only: Collection[str] | None,
     ) -> None:
-        self._units, self._costs, self._make_task = units, costs, make_task
+        self.units, self._costs, self._make_task = units, costs, make_task
         self._anchors = {
             node: group.anchor for group in fused.groups if group.anchor is not None for node in group.members
         }
         self._tasks: dict[object, Task] = {}
         self._prices: dict[object, Price | None] = {}
         self._refused: dict[object, RefusedGroup] = {}
-        self.note = ""
+        self._notes: dict[str, None] = {}
         self.states = self.asked = 0
         self.single = [_Option((unit,), False, self._signature((unit,))) for unit in units.all]
         self.greedy = self._of_greedy(greedy)
@@ -127,12 +151,15 @@ class _Search:
                     self.larger.append(_Option(group, False, signature))
                 elif sum(each.contractions for each in group) == 2:
                     self._refuse(signature, group)
+        if only is not None:
+            for option in (*self.single, *self.greedy, *self.larger):
+                option.is_legal = self._task(option.signature, option.units).key in only
 
     def _of_greedy(self, greedy: Fused) -> list[_Option]:
         """The greedy groups. Groups of one unit are marked among the single ones."""
         found = []
         for group in greedy.groups:
-            units = self._units.group_of(group.members)
+            units = self.units.group_of(group.members)
             if units is None:
                 raise InternalError(f"the group of {group.output!r} is not made of whole units")
             if len(units) == 1:
@@ -163,7 +190,7 @@ class _Search:
 
     def _unit_task(self, unit: Unit) -> tuple[Task, tuple[Node, ...]]:
         if unit.number not in self._of_unit:
-            self._of_unit[unit.number] = self._make_task(self._units.as_group((unit,), self._anchors))
+            self._of_unit[unit.number] = self._make_task(self.units.as_group((unit,), self._anchors))
         return self._of_unit[unit.number]
 
     @cached_property
@@ -172,12 +199,12 @@ class _Search:
 
     def _task(self, signature: object, units: Sequence[Unit]) -> Task:
         if signature not in self._tasks:
-            self._tasks[signature] = self._make_task(self._units.as_group(units, self._anchors))[0]
+            self._tasks[signature] = self._make_task(self.units.as_group(units, self._anchors))[0]
         return self._tasks[signature]
 
     def _is_legal(self, signature: object, units: Sequence[Unit]) -> bool:
         if len(self.larger) >= MAX_LARGER:
-            self.note = f"more than {MAX_LARGER} larger groups; others are not used"
+            self._notes[f"more than {MAX_LARGER} larger groups; others are not used"] = None
             return False
         if signature not in self._legal:
             self._legal[signature] = self._costs.can_compute(self._task(signature, units))
@@ -208,7 +235,7 @@ class _Search:
             # Without a time there is nothing to compare: it is used where greedy fusion made it, and nowhere else.
             option.is_legal, option.seconds = option.is_greedy, 0.0
             if option.is_greedy:
-                self.note = "some groups have no time and stay as greedy fusion makes them"
+                self._notes["some groups have no time and stay as greedy fusion makes them"] = None
             return
         is_sure = option.is_greedy or option.price.measured
         option.seconds = option.price.seconds * (1.0 if is_sure else 1.0 + MARGIN)
@@ -238,7 +265,7 @@ class _Search:
                 return chosen
             for option in unknown:
                 if option.signature not in self._prices and self.asked >= MAX_ASKED:
-                    self.note = f"priced {MAX_ASKED} larger groups; the rest were skipped"
+                    self._notes[f"priced {MAX_ASKED} larger groups; the rest were skipped"] = None
                     option.is_legal = False
                     continue
                 self.asked += option.signature not in self._prices
@@ -256,16 +283,68 @@ class _Search:
             total += price.seconds
             if position < len(option.units) - 1:
                 total -= self._costs.traffic_seconds(2 * unit.output.type.bytes)
-        return max(total, 0.0) * (1.0 if option.is_greedy else 1.0 + MARGIN)
+        return max(total, 0.0)
 
-    def _cheapest(self, max_states: int) -> list[_Option]:
+    def rival(self, chosen: Sequence[_Option], max_states: int) -> list[_Option] | None:
+        """The cheapest cut that decides all near-ties the other way; None if there is none."""
+        taken, owner = set(chosen), _owners(chosen)
+        for option in self.larger:
+            if option.price is None and option.is_legal and self._may_tie(option, owner):
+                self.asked += option.signature not in self._prices
+                self._ask(option)
+        unsure = {option for option in (*self.greedy, *self.larger) if self._is_near_tie(option, owner)}
+        if not unsure:
+            return None
+
+        def wanted(option: _Option) -> float:
+            if option in unsure:
+                return math.inf if option in taken else 0.0
+            return math.inf if len(option.units) > 1 and option.price is None else option.seconds
+
+        try:
+            found = self._cheapest(max_states, wanted)
+        except endings.TooManyStates:
+            return None
+        return None if set(found) == taken else found
+
+    def _may_tie(self, option: _Option, owner: Mapping[Unit, _Option]) -> bool:
+        """Whether a group that was only estimated, at its best, could be a near-tie."""
+        if self.asked >= MAX_ASKED or not math.isfinite(option.seconds):
+            return False
+        parts, rest = self._alternative(option, owner)
+        least = option.seconds + sum(map(_plain, rest))
+        return least < (1.0 + MARGIN) * sum(map(_plain, parts))
+
+    def _is_near_tie(self, option: _Option, owner: Mapping[Unit, _Option]) -> bool:
+        """Whether errors of the predictions may decide between a group and its alternative."""
+        parts, rest = self._alternative(option, owner)
+        prices = [each.price for each in (option, *parts, *rest)]
+        if not option.is_legal or None in prices or all(price and price.measured for price in prices):
+            return False
+        apart = sum(map(_plain, parts))
+        return abs(apart - sum(map(_plain, (option, *rest)))) < MARGIN * apart
+
+    def _alternative(
+        self, option: _Option, owner: Mapping[Unit, _Option]
+    ) -> tuple[list[_Option], list[_Option]]:
+        """The kernels that a group is compared with: one for each of its units if it is in use, otherwise those in use;
+        and kernels for what these compute besides the group."""
+        if owner[option.units[-1]] is option:
+            return [self.single[unit.number] for unit in option.units], []
+        parts = list(dict.fromkeys(owner[unit] for unit in option.units))
+        besides = (unit for part in parts for unit in part.units if unit not in option.units)
+        return parts, [self.single[unit.number] for unit in besides]
+
+    def _cheapest(
+        self, max_states: int, seconds: Callable[[_Option], float] = lambda option: option.seconds
+    ) -> list[_Option]:
         groups: dict[int, list[endings.Group]] = {number: [] for number in range(len(self.single))}
         options: dict[int, _Option] = {}
         for option in (*self.single, *self.greedy, *self.larger):
-            if option.is_legal and math.isfinite(option.seconds):
+            if option.is_legal and math.isfinite(cost := seconds(option)):
                 bits = option.bits
                 options[bits] = option
-                groups[option.units[-1].number].append(endings.Group(bits, option.seconds))
+                groups[option.units[-1].number].append(endings.Group(bits, cost))
         cut = endings.cheapest_cut(len(self.single), groups, max_states)
         self.states = cut.states
         return [options[group.units] for group in cut.groups]
@@ -273,12 +352,12 @@ class _Search:
     # -- results
 
     def group(self, option: _Option) -> Group:
-        return self._units.as_group(option.units, self._anchors)
+        return self.units.as_group(option.units, self._anchors)
 
     def report(self, chosen: Sequence[_Option], greedy: Fused) -> FusionReport:
         covered = [option for option in (*self.single, *self.greedy) if option.is_greedy]
         compared = {unit for option in (*self.greedy, *self.larger) for unit in option.units}
-        taken = {option.bits for option in chosen}
+        taken, owner = {option.bits for option in chosen}, _owners(chosen)
         seconds = sum((_plain(option) for option in chosen if compared.issuperset(option.units)), 0.0)
         baseline = sum((_plain(option) for option in covered if compared.issuperset(option.units)), 0.0)
         rows: dict[tuple[str, bool], GroupReport] = {}
@@ -288,6 +367,7 @@ class _Search:
             task = self._task(option.signature, option.units)
             used = option.bits in taken
             known = rows.get((task.key, used))
+            parts, rest = self._alternative(option, owner)
             rows[task.key, used] = GroupReport(
                 task.label,
                 _shape(task),
@@ -297,6 +377,10 @@ class _Search:
                 sum(_plain(self.single[unit.number]) for unit in option.units),
                 option.price.measured,
                 1 if known is None else known.calls + 1,
+                _layers(option.units),
+                self._parts(parts),
+                self._parts(rest),
+                MARGIN,
             )
         return FusionReport(
             "dynamic",
@@ -307,10 +391,24 @@ class _Search:
             baseline,
             self.states,
             len(self._prices),
-            self.note,
+            "; ".join([*([self.units.note] if self.units.note else []), *self._notes]),
             tuple(rows.values()),
             tuple(self._refused.values()),
         )
+
+    def _parts(self, options: Sequence[_Option]) -> tuple[PartReport, ...]:
+        """What each of these costs; nothing if that is not known of all."""
+        found = []
+        for option in options:
+            if option.price is None:
+                return ()
+            label = self._task(option.signature, option.units).label
+            found.append(PartReport(label, option.price.seconds, option.price.measured))
+        return tuple(found)
+
+
+def _owners(chosen: Sequence[_Option]) -> dict[Unit, _Option]:
+    return {unit: option for option in chosen for unit in option.units}
 
 
 def _plain(option: _Option) -> float:

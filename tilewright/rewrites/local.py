@@ -20,7 +20,8 @@ class Judge:
     cut: Callable[[Graph], Partition]
 
     def seconds(self, graph: Graph) -> float:
-        return sum(self.oracle.seconds(call.task) for call in self.cut(graph).calls)
+        calls = self.cut(graph).calls
+        return sum(self.oracle.seconds(call.task) + self.oracle.kernel_seconds() for call in calls)
 
     def prefers(self, after: Graph, before: Graph) -> bool:
         return self.seconds(after) < (1.0 - GAIN) * self.seconds(before)

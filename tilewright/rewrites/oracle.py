@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import statistics
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 from tilewright.dtypes import DType
@@ -16,6 +18,9 @@ class CostOracle(Protocol):
 
     def seconds(self, task: Task) -> float:
         """The time of the task's best kernel."""
+
+    def kernel_seconds(self) -> float:
+        """The time that each further kernel adds to a model's call, besides its own."""
 
     def upper_bound(self, task: Task) -> tuple[float, bool]:
         """An upper bound on the time of the best kernel, found with less effort, and whether it is exact."""
@@ -60,6 +65,40 @@ class GroupCosts(Protocol):
         """The most that a fused kernel saves by not moving this many bytes: their traffic, and one launch."""
 
 
+@dataclass(frozen=True)
+class MeasuredCosts:
+    """Costs with measured seconds of some tasks, by key; those of all others are predicted, on the same scale."""
+
+    costs: GroupCosts
+    times: Mapping[str, float]
+
+    def can_compute(self, task: Task) -> bool:
+        return self.costs.can_compute(task)
+
+    def prepare(self, tasks: Collection[Task]) -> None:
+        prices = {task.key: self.costs.price(task) for task in tasks if task.key in self.times}
+        ratios = [
+            self.times[key] / price.seconds for key, price in prices.items() if price and price.seconds > 0
+        ]
+        self._scale[0] = statistics.median(ratios) if ratios else 1.0
+
+    @cached_property
+    def _scale(self) -> list[float]:
+        return [1.0]
+
+    def price(self, task: Task) -> Price | None:
+        if task.key in self.times:
+            return Price(self.times[task.key], measured=True)
+        predicted = self.costs.price(task)
+        return None if predicted is None else Price(predicted.seconds * self._scale[0])
+
+    def traffic_seconds(self, bytes: float) -> float:
+        return self.costs.traffic_seconds(bytes)
+
+    def refusal(self, task: Task) -> str | None:
+        return self.costs.refusal(task) if isinstance(self.costs, ExplainsRefusals) else None
+
+
 @runtime_checkable
 class ExplainsRefusals(Protocol):
     """`GroupCosts` that know why a group has no kernel."""
@@ -75,6 +114,9 @@ class FewestBytes:
     def seconds(self, task: Task) -> float:
         first = any(node.attrs.get("layout") == "channels_first" for node in task.graph.nodes())
         return float("inf") if first else 0.0
+
+    def kernel_seconds(self) -> float:
+        return 0.0
 
     def upper_bound(self, task: Task) -> tuple[float, bool]:
         return self.seconds(task), True

@@ -11,19 +11,19 @@ copied.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tilewright.graph.ir import Graph, Node, input_node
 from tilewright.graph.op import Fusion, apply, op_of
 from tilewright.graph.provenance import UNKNOWN
-from tilewright.graph.task import Partition, Task, TaskCall
+from tilewright.graph.task import Partition, Rival, Task, TaskCall
 from tilewright.graph.tile_operator import NAME as TILE_KERNEL
 from tilewright.rewrites.chain import chained
 from tilewright.rewrites.defer import deferred
 from tilewright.rewrites.dynamic import cut_dynamically
-from tilewright.rewrites.fuse import Group, fuse
-from tilewright.rewrites.oracle import GroupCosts
+from tilewright.rewrites.fuse import Fused, Group, fuse
+from tilewright.rewrites.oracle import GroupCosts, MeasuredCosts
 from tilewright.runtime.plan import FusionReport
 from tilewright.support.layers import merged
 
@@ -57,12 +57,30 @@ def partition(
         fused = chained(graph, fused, lambda group: make_task(group)[0])
     if defers:
         fused = deferred(graph, fused)
-    report = FusionReport("greedy", len(fused.groups), len(fused.groups))
-    if costs is not None:
-        kept = {*copies, *owners}
-        fused, report = cut_dynamically(
-            graph, found, fused, costs, make_task, kept=kept, cuts=defers, joins=joins
+    if costs is None:
+        return _made(graph, fused, owners, FusionReport("greedy", len(fused.groups), len(fused.groups)))
+    greedy, kept = fused, {*copies, *owners}
+
+    def cut(costs: GroupCosts, only: Collection[str] | None = None) -> Partition:
+        chosen, report, rivals = cut_dynamically(
+            graph, found, greedy, costs, make_task, kept=kept, cuts=defers, joins=joins, only=only
         )
+
+        def rival() -> Rival | None:
+            other = rivals()
+            if other is None:
+                return None
+            return Rival(
+                _made(graph, other, owners, report), lambda times: cut(MeasuredCosts(costs, times), times)
+            )
+
+        return replace(_made(graph, chosen, owners, report), rival=rival)
+
+    return cut(costs)
+
+
+def _made(graph: Graph, fused: Fused, owners: Mapping[Node, Node], report: FusionReport) -> Partition:
+    """The calls of these groups."""
     views = {view: owners.get(target, target) for view, target in fused.views.items()}
     for value, owner in owners.items():
         views.pop(owner, None)

@@ -44,6 +44,7 @@ class Abilities:
     joins_reductions: bool = (
         False  # a contraction is joined with the reduction of its results after measuring both
     )
+    pads: bool = True  # unaligned channels, where that is faster
     splits_reductions: bool = True  # long sums are split here; otherwise candidates may split them
 
     @property
@@ -115,7 +116,7 @@ def _priced(
     judge = Judge(oracle, lambda graph: cut(graph, abilities))
     multiple = getattr(oracle, "channel_multiple", None)
     # The products of padded channels, +0, make a sum of -0 +0, which `strict` does not allow.
-    if multiple is None or strict or not knobs.get("padding"):
+    if multiple is None or strict or not abilities.pads or not knobs.get("padding"):
         return (MergeMatmuls(judge),)
     pads = (PadChannels(judge, lambda node: int(multiple(node.dtype))),)
     return (MergeMatmuls(judge), *pads)

@@ -158,6 +158,7 @@ class Units:
         """`fused`: the groups of `fuse`. `greedy`: those of the baseline; each is a union of units. `kept`: nodes that
         need memory of their own. `cuts`: whether an epilogue may become a kernel of its own. `joins`: whether a
         reduction may later be fused into the contraction before it, once both are measured (`join_reductions.py`)."""
+        self.note = ""  # which groups are not considered, and why
         self._joins = joins
         self._users = graph.users()
         self._views, self._offsets = fused.views, fused.offsets
@@ -236,7 +237,12 @@ class Units:
                 if readers is None or not readers <= numbers:
                     continue
                 more = numbers | {number}
-                if more in seen or len(seen) > MAX_GROUPS:
+                if more in seen:
+                    continue
+                if len(seen) > MAX_GROUPS:
+                    self.note = (
+                        f"more than {MAX_GROUPS} groups with one output; the larger ones are not considered"
+                    )
                     continue
                 seen.add(more)
                 if refused([self.all[each] for each in sorted(more)]) is None:

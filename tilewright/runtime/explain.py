@@ -19,7 +19,7 @@ from tilewright.runtime.plan import PREDICTED, FusionReport, MemoryReport, Origi
 
 WIDTH = 80  # default terminal width
 _LAYER, _TEMPLATE = 31, 12  # minimum widths of a layer's name and a template's
-_REFUSED = 3  # chains that no kernel computes; all are in `to_dict`
+_GROUPS = 3  # of each kind: fused, not fused, without a kernel; all are in `to_dict`
 _GAP = "  "
 
 
@@ -132,7 +132,7 @@ class Explanation(msgspec.Struct, frozen=True):
             lines.append(("paired", f"{text}, the rest are computed product by product"))
         if self.fusion is not None:
             lines.append(("fusion", str(self.fusion)))
-            lines += [("unfused", str(group)) for group in self.fusion.refused[:_REFUSED]]
+            lines += _alternatives(self.fusion)
         if self.accelerator:
             lines.append(("gemmini", self.accelerator))
         kinds = Counter(row.origin.kind for row in self.rows)
@@ -249,6 +249,21 @@ def explain(
     )
 
 
+def _alternatives(fusion: FusionReport) -> list[tuple[str, str]]:
+    """The groups that matter most: the largest gains, then the closest of those that are not used, then chains without
+    a kernel."""
+    fused = sorted(
+        (g for g in fusion.considered if g.used), key=lambda g: -g.gain * g.parts_seconds * g.calls
+    )
+    apart = sorted((g for g in fusion.considered if not g.used), key=lambda g: -g.gain)
+    lines = []
+    for head, groups in (("fused", fused), ("unfused", apart), ("unfused", fusion.refused)):
+        lines += [(head, str(group)) for group in groups[:_GROUPS]]
+        if len(groups) > _GROUPS:
+            lines.append(("", f"{len(groups) - _GROUPS} more are in the report and in to_dict()"))
+    return lines
+
+
 def _constant_types(plan: Plan) -> dict[str, int]:
     """Bytes of constants by type; none if the model has no 16-bit floats."""
     seen = {spec.dtype for spec in (*plan.inputs, *plan.outputs, *plan.constants)}
@@ -278,10 +293,17 @@ def _template(program: str) -> str:
 
 
 def _filled(head: str, text: str, width: int | None) -> str:
+    head = f"{head:<8} "
     if width is None:
-        return f"{head:<8} {text}"
-    lines = textwrap.wrap(text, max(width - 9, 20), break_long_words=False, break_on_hyphens=False) or [""]
-    return "\n".join(f"{head if not number else '':<8} {line}" for number, line in enumerate(lines))
+        return head + text
+    lines = textwrap.wrap(
+        text,
+        max(width, len(head) + 20),
+        initial_indent=head,
+        subsequent_indent=" " * 9,
+        break_on_hyphens=False,
+    )
+    return "\n".join(lines or [head])
 
 
 def _fitting(columns: Sequence[_Column], width: int | None) -> list[_Column]:

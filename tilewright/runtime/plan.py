@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import msgspec
@@ -163,6 +164,14 @@ class MemoryReport(msgspec.Struct, frozen=True):
     constant_bytes: int
 
 
+class PartReport(msgspec.Struct, frozen=True):
+    """A kernel that computes a part of a group."""
+
+    label: str
+    seconds: float
+    measured: bool = False  # otherwise predicted
+
+
 class GroupReport(msgspec.Struct, frozen=True):
     """A group of operators that one kernel could compute, and what it was compared with."""
 
@@ -174,6 +183,64 @@ class GroupReport(msgspec.Struct, frozen=True):
     separate_seconds: float  # as one kernel for each of its units
     measured: bool = False  # otherwise predicted
     calls: int = 1
+    # Older files lack these.
+    layers: tuple[str, ...] = ()  # of the user's model, at the first call
+    parts: tuple[
+        PartReport, ...
+    ] = ()  # the alternative: a kernel for each unit if it is used, else those in use
+    rest: tuple[PartReport, ...] = ()  # kernels for what those in use compute besides this group
+    margin: float = 0.0  # the share of the time below which a predicted gain does not count
+
+    @property
+    def total_seconds(self) -> float:
+        """The time of the group as one kernel, with that of the rest."""
+        return self.seconds + sum(part.seconds for part in self.rest)
+
+    @property
+    def parts_seconds(self) -> float:
+        return sum(part.seconds for part in self.parts)
+
+    @property
+    def gain(self) -> float:
+        """The share of the alternative's time that one kernel saves; negative if it takes longer."""
+        return 1.0 - self.total_seconds / self.parts_seconds if self.parts_seconds else 0.0
+
+    @property
+    def source(self) -> str:
+        """Where `total_seconds` comes from."""
+        return _source([self, *self.rest])
+
+    @property
+    def parts_source(self) -> str:
+        return _source(self.parts)
+
+    @property
+    def name(self) -> str:
+        """Its layers, or its operators."""
+        return fused_name(self.layers) or f"{self.label}, {self.output}"
+
+    @property
+    def alternative(self) -> str:
+        """Its time as one kernel and that of the alternative, in words."""
+        besides = "".join(f", {part.label} {part.seconds * 1e6:.1f} apart" for part in self.rest)
+        text = f"{self.total_seconds * 1e6:.1f} us as one kernel{besides} ({self.source})"
+        if not self.parts:
+            return text
+        text += (
+            f"; {self.parts_seconds * 1e6:.1f} us {'apart' if self.used else 'in use'} ({self.parts_source}): "
+        ) + ", ".join(f"{part.label} {part.seconds * 1e6:.1f}" for part in self.parts)
+        if not self.used and self.gain > 0:
+            text += f"; a predicted gain below {self.margin:.0%} does not count"
+        return text
+
+    def __str__(self) -> str:
+        times = f" ({self.calls} times)" if self.calls > 1 else ""
+        return f"{self.name}{times}: {self.alternative}"
+
+
+def _source(times: Sequence[GroupReport | PartReport]) -> str:
+    known = {each.measured for each in times}
+    return "partly measured" if len(known) > 1 else "measured" if True in known else "predicted"
 
 
 class RefusedGroup(msgspec.Struct, frozen=True):
@@ -204,7 +271,7 @@ class FusionReport(msgspec.Struct, frozen=True):
     greedy_seconds: float = 0.0
     states: int = 0
     priced: int = 0  # distinct groups that were priced
-    note: str = ""  # why greedy fusion was used instead
+    note: str = ""  # why greedy fusion was used instead, or which groups a limit left out
     considered: tuple[GroupReport, ...] = ()
     refused: tuple[RefusedGroup, ...] = ()
 

@@ -54,9 +54,9 @@ class History:
     def add(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:
             self.taken.add(outcome.config)
-            if outcome.seconds is not None and 0 < outcome.seconds < math.inf:
+            if outcome.time is not None:
                 known = self.seconds.get(outcome.config, math.inf)
-                self.seconds[outcome.config] = min(known, outcome.seconds)
+                self.seconds[outcome.config] = min(known, outcome.time)
 
     def best(self, count: int) -> list[Config]:
         """The fastest configs, best first."""

@@ -141,7 +141,7 @@ class Candidates(Configs):
 
     @classmethod
     def of(cls, work: Work, templates: bool = True, sketches: bool = True) -> Candidates:
-        written = tile_operator_of(work.task)
+        written = tile_operator_of(work.task, work.machine.kind)
         return cls(work, templates, sketches, () if written is None else (written,))
 
     @property

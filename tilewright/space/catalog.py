@@ -10,25 +10,19 @@ callable that registers them.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TypeVar
 
-from tilewright.errors import OptionError, SpaceError, TilewrightError, TilewrightWarning
+from tilewright.errors import OptionError, SpaceError
 from tilewright.graph.task import Task
 from tilewright.hw.machine import KINDS
 from tilewright.space import registration
-from tilewright.space.implementation import Implementation, Kernel
-from tilewright.space.space import Config, Space
+from tilewright.space.guard import Guarded
 from tilewright.space.template import Applied, Template, Work
-from tilewright.space.terms import Counted
 from tilewright.space.tile_operator import tile_operator_of
-from tilewright.support.plugins import entry_points
+from tilewright.support.plugins import register_installed
 from tilewright.support.suggest import one_of
-
-T = TypeVar("T")
 
 ENTRY_POINTS = "tilewright.templates"
 SKETCHED = "sketch:"  # prefix of the names of sketches
@@ -74,7 +68,7 @@ class Catalog:
 
         `sketches`, `templates`: whether these are considered at all.
         """
-        if (written := tile_operator_of(work.task)) is not None:
+        if (written := tile_operator_of(work.task, work.machine.kind)) is not None:
             return [written]
         asked = self.all_templates if templates else ()
         found = [applied for t in asked if (applied := t.apply(work)) is not None]
@@ -88,7 +82,7 @@ class Catalog:
 
 def catalog(kind: str) -> Catalog:
     """The catalog of a kind of machine; raises SpaceError if it has no templates."""
-    _load_entry_points()
+    register_installed(ENTRY_POINTS)
     return _built_in(kind)
 
 
@@ -196,75 +190,3 @@ def _checked(template: object, target: str, what: str) -> str:
             remedy="give it a `name` and a method `apply(work)` that returns None or an Applied",
         )
     return name
-
-
-@dataclass(frozen=True)
-class Guarded:
-    """A user's template or sketch: its exceptions cost only its own candidates, with one warning."""
-
-    template: Template
-
-    @property
-    def name(self) -> str:
-        return self.template.name
-
-    def apply(self, work: Work) -> Applied | None:
-        try:
-            applied = self.template.apply(work)
-            if applied is None:
-                return None
-            if applied.space.template != self.name:
-                raise SpaceError(f"its space is called {applied.space.template!r}, not {self.name!r}")
-        except Exception as error:
-            self._warn(error, work)
-            return None
-        return GuardedApplied(applied, self.name)
-
-    def _warn(self, error: Exception, work: Work) -> None:
-        warnings.warn(
-            f"{_what(self.name)} cannot be asked about {work.task.label}, and is left out there:"
-            f" {type(error).__name__}: {error}",
-            TilewrightWarning,
-            stacklevel=2,
-        )
-
-
-@dataclass(frozen=True)
-class GuardedApplied:
-    """Converts every exception of a user's template to SpaceError: the candidate is illegal, and others continue."""
-
-    applied: Applied
-    name: str
-
-    @property
-    def space(self) -> Space:
-        return self.applied.space
-
-    def terms(self, config: Config) -> Counted | None:
-        return self._guarded(lambda: self.applied.terms(config))
-
-    def program(self, config: Config) -> Kernel | Implementation:
-        return self._guarded(lambda: self.applied.program(config))
-
-    def _guarded(self, asked: Callable[[], T]) -> T:
-        try:
-            return asked()
-        except TilewrightError:
-            raise
-        except Exception as error:
-            raise SpaceError(f"{_what(self.name)}: {type(error).__name__}: {error}") from error
-
-
-def _what(name: str) -> str:
-    return f"{'sketch' if name.startswith(SKETCHED) else 'template'} {name!r}"
-
-
-@lru_cache(maxsize=1)
-def _load_entry_points() -> None:
-    """Load templates of installed packages. A package that fails is named in a warning and skipped."""
-    for entry in entry_points(ENTRY_POINTS).values():
-        try:
-            entry.load()()
-        except Exception as error:
-            words = f"the templates of {entry.value} cannot be used: {type(error).__name__}: {error}"
-            warnings.warn(words, TilewrightWarning, stacklevel=2)

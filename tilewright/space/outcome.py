@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from tilewright.space.space import Config
@@ -15,3 +17,8 @@ class Outcome(msgspec.Struct, frozen=True):
     config: Config
     seconds: float | None
     failure: str = ""
+
+    @property
+    def time(self) -> float | None:
+        """The seconds to learn from: a positive number, or None. A record may have been written by anybody."""
+        return self.seconds if self.seconds is not None and 0 < self.seconds < math.inf else None

@@ -25,6 +25,7 @@ Value = int | str | bool
 _AT_ONCE = 512  # configs whose legality is checked at once
 _DRAWS = 64  # random combinations tried before searching nearby for a legal one
 _LOOKED_AT = 100_000  # combinations examined before a space is considered empty
+_ILLEGAL_IN_A_ROW = 1_000_000  # combinations after which listing a space ends
 
 
 @dataclass(frozen=True)
@@ -160,26 +161,39 @@ class Space:
         return [*(tuple(by_name[name] for name in names) for names in self.together), *alone]
 
     def configs(self) -> Iterator[Config]:
-        """All legal configs; the last knob changes first."""
+        """All legal configs; the last knob changes first. After a million illegal combinations, the rest counts as
+        illegal too."""
+        return self._listed(_ILLEGAL_IN_A_ROW)
+
+    def _listed(self, most: int) -> Iterator[Config]:
+        """The legal configs, until `most` combinations in a row are illegal."""
         if self.batched:
-            yield from self._legal_in_batches()
+            yield from self._legal_in_batches(most)
             return
         names = [knob.name for knob in self.knobs]
+        illegal = 0
         for combination in itertools.product(*(knob.choices for knob in self.knobs)):
             values = dict(zip(names, combination, strict=True))
             if self.legal(values):
+                illegal = 0
                 yield Config.of(self.template, values)
+            elif (illegal := illegal + 1) >= most:
+                return
 
-    def _legal_in_batches(self) -> Iterator[Config]:
+    def _legal_in_batches(self, most: int) -> Iterator[Config]:
         import numpy as np
 
         inner = self._checked_at_once
         outer = self.knobs[: len(self.knobs) - len(inner)]
         columns = combinations(inner)
         count = math.prod(len(knob.choices) for knob in inner)
+        illegal = 0
         for combination in itertools.product(*(knob.choices for knob in outer)):
             values = {knob.name: value for knob, value in zip(outer, combination, strict=True)}
             legal = np.broadcast_to(self.legal({**values, **columns}), (count,))
+            illegal = 0 if legal.any() else illegal + count
+            if illegal >= most:
+                return
             for at in np.flatnonzero(legal):
                 own = {name: column[at].item() for name, column in columns.items()}
                 yield Config.of(self.template, {**values, **own})
@@ -193,6 +207,11 @@ class Space:
             count *= len(self.knobs[first].choices)
         return self.knobs[first:]
 
+    @cached_property
+    def first(self) -> Config | None:
+        """The first legal config; None if there is none among the first hundred thousand combinations."""
+        return next(self._listed(_LOOKED_AT), None)
+
     # -- one config -----------------------------------------------------------------------------------------------
 
     def default(self) -> Config:
@@ -200,7 +219,7 @@ class Space:
         is none."""
         if (found := self._legal_or_none({knob.name: knob.start for knob in self.knobs})) is not None:
             return found
-        if (first := self._first) is None:
+        if (first := self.first) is None:
             names = ", ".join(repr(knob.name) for knob in self.knobs)
             raise SpaceError(f"no values of the knobs {names} are legal together in {self.template!r}")
         return first
@@ -211,7 +230,7 @@ class Space:
             values = {knob.name: rng.choice(knob.choices) for knob in self.knobs}
             if (found := self._legal_or_none(values)) is not None:
                 return found
-        if (found := self._first) is None:
+        if (found := self.first) is None:
             return None
         for _ in range(2 * len(self.knobs)):  # legal configs are rare: walk away from a known one
             found = self.mutate(found, rng)
@@ -264,16 +283,6 @@ class Space:
         """The encodings of all knobs in order; the same length for all configs."""
         values = dict(config.values)
         return tuple(number for knob in self.knobs for number in knob.encode(values[knob.name]))
-
-    @cached_property
-    def _first(self) -> Config | None:
-        names = [knob.name for knob in self.knobs]
-        combinations = itertools.product(*(knob.choices for knob in self.knobs))
-        for combination in itertools.islice(combinations, _LOOKED_AT):
-            found = self._legal_or_none(dict(zip(names, combination, strict=True)))
-            if found is not None:
-                return found
-        return None
 
     def _changed(
         self, config: Config, group: tuple[Knob, ...], combination: tuple[Value, ...]

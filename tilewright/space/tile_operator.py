@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import msgspec
 
@@ -24,6 +24,7 @@ from tilewright.tile.kernel import Kernel as TileKernel
 from tilewright.tile.text import print_tile_program
 
 TEMPLATE = "tile"
+GPU_OPTIONS = ("warps", "stages")  # of a launch; a model has its own number of threads
 Number = bool | int | float
 
 
@@ -38,22 +39,30 @@ class TileArgument(msgspec.Struct, frozen=True):
 
 
 class TileVariant(msgspec.Struct, frozen=True):
-    """The launch with one config of the knobs."""
+    """The launch with one config of the knobs: constexprs, and options of a launch on a GPU."""
 
     values: tuple[tuple[str, Value], ...]
     grid: tuple[int, int, int]
 
 
 class TileOperator(msgspec.Struct, frozen=True):
-    """`arguments`: in the order of parameters. `constants`: constexprs that are not knobs."""
+    """`arguments`: in the order of parameters. `constants`: constexprs that are not knobs. `options`: of a launch on a
+    GPU, those that are not knobs."""
 
     bundle: Bundle
     arguments: tuple[TileArgument, ...]
     constants: tuple[tuple[str, Reference], ...]
     variants: tuple[TileVariant, ...]
+    options: tuple[tuple[str, Value], ...] = ()
 
     def text(self) -> str:
         return msgspec.json.encode(self).decode()
+
+
+def gpu_options_of(kernel: TileKernel) -> tuple[str, ...]:
+    """What a knob's name stands for as an option of the launch, and not as a parameter of the kernel."""
+    parameters = {each.name for each in kernel.source.parameters}
+    return tuple(name for name in GPU_OPTIONS if name not in parameters)
 
 
 @lru_cache(maxsize=64)
@@ -77,6 +86,7 @@ class TileCall:
     operands: tuple[int | None, ...]
     numbers: tuple[Number, ...]
     specs: tuple[tuple[DType, int], ...]  # of the task's inputs and its result: type and elements
+    options: tuple[tuple[str, Value], ...] = ()  # of the launch
 
     @property
     def extent(self) -> int:
@@ -92,7 +102,7 @@ class TileCall:
 
     @property
     def decisions(self) -> str:
-        values = " ".join(f"{name}={value}" for name, value in self.program.constants)
+        values = " ".join(f"{name}={value}" for name, value in (*self.program.constants, *self.options))
         return f"{TEMPLATE}: {self.name} {values}".rstrip()
 
     def __str__(self) -> str:
@@ -110,10 +120,26 @@ class TileApplied:
     operator: TileOperator
     kernel: TileKernel
     name: str
+    machine: str  # its kind
+
+    @cached_property
+    def variants(self) -> tuple[TileVariant, ...]:
+        """Those that differ on this kind of machine."""
+        if self.machine == "cuda":
+            return self.operator.variants
+        found: dict[tuple[tuple[str, Value], ...], TileVariant] = {}
+        for variant in self.operator.variants:
+            values = tuple(each for each in variant.values if each[0] not in self._knobs_of_launch)
+            found.setdefault(values, TileVariant(values, variant.grid))
+        return tuple(found.values())
+
+    @cached_property
+    def _knobs_of_launch(self) -> tuple[str, ...]:
+        return gpu_options_of(self.kernel)
 
     @property
     def space(self) -> Space:
-        variants = self.operator.variants
+        variants = self.variants
         legal = {variant.values for variant in variants}
         names = [name for name, _ in variants[0].values]
         knobs = tuple(
@@ -127,11 +153,14 @@ class TileApplied:
 
     def program(self, config: Config) -> TileCall:
         values = dict(config.values)
-        variant = next((each for each in self.operator.variants if dict(each.values) == values), None)
+        variant = next((each for each in self.variants if dict(each.values) == values), None)
         if variant is None:
             raise SpaceError(f"{config} is not a config of {self.name}")
         types = {each.name: TileType(element_of(each)) for each in self.operator.arguments}
         constants = {name: value_of(reference) for name, reference in self.operator.constants}
+        options = {name: values.pop(name) for name in self._knobs_of_launch if name in values}
+        if self.machine == "cuda":
+            options.update(self.operator.options)
         program = self.kernel.specialise(types, {**constants, **values})
         by_name = {each.name: each for each in self.operator.arguments}
         arguments = [by_name[param.name] for param in program.params]
@@ -143,22 +172,23 @@ class TileApplied:
             tuple(each.operand for each in arguments),
             tuple(0 if each.operand is not None else _number(each) for each in arguments),
             tuple((node.dtype, node.type.size) for node in nodes),
+            tuple(options.items()),
         )
 
 
-def tile_operator_of(task: Task) -> TileApplied | None:
-    """The candidates of a task that is one tile kernel; None for any other task."""
+def tile_operator_of(task: Task, machine: str) -> TileApplied | None:
+    """The candidates of a task that is one tile kernel, on this kind of machine; None for any other task."""
     node = task.output
     if node.op != NAME:
         return None
     if node.inputs != task.graph.inputs:
         # One input that is read twice is one input of the task.
-        return _with_repeated_inputs(task)
+        return _with_repeated_inputs(task, machine)
     operator, kernel = _parsed(node.attrs["kernel"])
-    return TileApplied(task, operator, kernel, node.attrs["operator"])
+    return TileApplied(task, operator, kernel, node.attrs["operator"], machine)
 
 
-def _with_repeated_inputs(task: Task) -> TileApplied:
+def _with_repeated_inputs(task: Task, machine: str) -> TileApplied:
     node = task.output
     operator, kernel = _parsed(node.attrs["kernel"])
     positions = [task.graph.inputs.index(operand) for operand in node.inputs] + [len(task.graph.inputs)]
@@ -167,7 +197,11 @@ def _with_repeated_inputs(task: Task) -> TileApplied:
         for each in operator.arguments
     )
     return TileApplied(
-        task, msgspec.structs.replace(operator, arguments=arguments), kernel, node.attrs["operator"]
+        task,
+        msgspec.structs.replace(operator, arguments=arguments),
+        kernel,
+        node.attrs["operator"],
+        machine,
     )
 
 

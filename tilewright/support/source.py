@@ -3,7 +3,11 @@ part."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -36,3 +40,33 @@ class SourceLocation:
             lines.append(f'  called from "{caller.file}", line {caller.line}: {caller.text.strip()}')
             caller = caller.caller
         return "\n".join(lines)
+
+
+def location_of(function: Callable[..., Any]) -> SourceLocation | None:
+    """Where a function is defined; None if it has no source."""
+    try:
+        lines, first = inspect.getsourcelines(function)
+        code = inspect.unwrap(function).__code__
+        file = inspect.getsourcefile(function) or "<unknown>"
+    except (OSError, TypeError, AttributeError):
+        return None
+    if code.co_name == "<lambda>":
+        return _lambda_of(code, lines, first, file)
+    number = next((n for n, line in enumerate(lines) if line.lstrip().startswith(("def ", "async def "))), 0)
+    text = lines[number].rstrip()
+    column = len(text) - len(text.lstrip())
+    return SourceLocation(file, first + number, column, len(text) - column, text, code.co_name)
+
+
+def _lambda_of(code: CodeType, lines: list[str], first: int, file: str) -> SourceLocation:
+    """Several lambdas may be in one line. Its column is known from Python 3.11 on; before, the whole line is marked."""
+    number = max(0, code.co_firstlineno - first)
+    text = lines[number].rstrip()
+    column = len(text) - len(text.lstrip())
+    end = len(text)
+    positions = code.co_positions() if hasattr(code, "co_positions") else ()
+    inside = [each for each in positions if each[0] == each[1] == code.co_firstlineno]
+    starts, ends = [each[2] for each in inside if each[2]], [each[3] for each in inside if each[3]]
+    if starts and ends:
+        column, end = max(text.rfind("lambda", 0, min(starts)), column), max(ends)
+    return SourceLocation(file, first + number, column, end - column, text, "<lambda>")

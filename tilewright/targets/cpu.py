@@ -15,7 +15,7 @@ from tilewright.hw import CpuMachine, host
 from tilewright.link import Linked
 from tilewright.measure.check import checked_kernel
 from tilewright.rewrites.base import Observer
-from tilewright.rewrites.pipeline import run_pipeline
+from tilewright.rewrites.pipeline import Abilities, run_pipeline
 from tilewright.runtime.executor import Executor
 from tilewright.runtime.model import CompiledModel
 from tilewright.support.trace import Trace
@@ -70,7 +70,13 @@ class CpuTarget(ProcessorTarget):
         oracle = PredictedCosts(self.machine, numerics)
         costs = cutting.costs(self.machine, numerics)
         return run_pipeline(
-            imported.graph, trace, numerics=numerics, oracle=oracle, observe=observe, costs=costs
+            imported.graph,
+            trace,
+            numerics=numerics,
+            oracle=oracle,
+            abilities=Abilities(pads=cutting.pads),
+            observe=observe,
+            costs=costs,
         )
 
     def runner(self, threads: int) -> Any:

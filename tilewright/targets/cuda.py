@@ -73,7 +73,12 @@ class CudaTarget:
     ) -> Partition:
         oracle = PredictedCosts(self.machine, numerics)
         libraries = bool(self.machine.libraries)
-        abilities = replace(_ABILITIES, libraries=libraries, joins_reductions=self.joins_reductions())
+        abilities = replace(
+            _ABILITIES,
+            libraries=libraries,
+            joins_reductions=self.joins_reductions(),
+            pads=cutting.pads,
+        )
 
         def cut(abilities: Abilities) -> Partition:
             return run_pipeline(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,10 +72,9 @@ class CompileOptions:
     def check(self) -> None:
         """Raise OptionError for a value that no compilation can use; callers use it before they start long work."""
         self._tuning()
-        if self.budget is not None and self.effort == "none":
-            raise OptionError(
-                'effort="none" measures nothing and needs no budget; use effort="quick" or "full"'
-            )
+        for_measuring = ("budget", "seed", "search", "cost_model", "allocation")
+        given = {each.name: getattr(self, each.name) != each.default for each in fields(self)}
+        check_measures(self.effort, {name: given[name] for name in for_measuring})
         one_of("partition", self.partition, PARTITIONS)
         if self.numerics is not None:
             one_of("numerics", self.numerics, NUMERICS)
@@ -96,6 +95,11 @@ class CompileOptions:
         trace = trace or Trace.off()
         with _measuring(pool, self.target, self.effort, trace) as (machine, runner):
             target = resolve_target(machine, *models)
+            if self.threads and target.threads(self.threads) == 0:
+                raise OptionError(
+                    f"threads={self.threads} is for processors, and the target is a GPU",
+                    remedy="leave `threads` out",
+                )
             if self.effort != "none" and not target.is_here and runner is None:
                 raise OptionError(
                     f'effort={self.effort!r} measures on this machine, and the target is another; use effort="none"'
@@ -134,6 +138,15 @@ def _measuring(
         return
     with device_of(pool, trace) as device:
         yield device.machine, device.runner
+
+
+def check_measures(effort: str, given: Mapping[str, bool]) -> None:
+    """Refuse options that say how to measure where nothing is measured. `given`: whether the caller has set each."""
+    idle = [name for name, is_given in given.items() if is_given]
+    if effort == "none" and idle:
+        raise OptionError(
+            f'effort="none" measures nothing and needs no {" or ".join(idle)}; use effort="quick" or "full"'
+        )
 
 
 def resolve_numerics(numerics: str | None, target: Target) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 
 from tilewright.codegen.cache import ObjectCache
 from tilewright.codegen.generator import Builds, generator
-from tilewright.graph.task import Partition, Task
+from tilewright.cost.predictor import kernel_seconds
+from tilewright.graph.task import Partition, Rival, Task
 from tilewright.link import Boundary, Linkable, Linked, link
 from tilewright.rewrites.expand import expand
 from tilewright.rewrites.join_reductions import Alternative, alternatives, join_reductions
@@ -20,7 +21,7 @@ from tilewright.support.layers import fused_name, shared_name
 from tilewright.support.trace import Trace
 from tilewright.support.version import VERSION
 from tilewright.targets.options import Settings
-from tilewright.targets.target import Choices, Target, together
+from tilewright.targets.target import Choices, Target, computed, together
 from tilewright.tune.allocate import Goal, Objective
 from tilewright.tune.choose import Choice, best_of, choose, implementation_of
 from tilewright.tune.known import known_choices
@@ -57,7 +58,13 @@ def choose_implementations(
     works = _works(partitions, target, numerics)
     alternative_tasks = {key: Work(pair.joined, target.machine, numerics) for key, pair in pairs.items()}
     if settings.tuning.measures:
-        choices = _tuned(settings, partitions, works, pairs, alternative_tasks, objective)
+        # A lock file names tasks, so what is measured must not change the cut.
+        rivals = [None if path is not None else partition.rival() for partition in partitions]
+        choices = _tuned(settings, partitions, rivals, pairs, alternative_tasks, objective)
+        partitions = [
+            _settled(partition, rival, choices, target)
+            for partition, rival in zip(partitions, rivals, strict=True)
+        ]
     else:
         with settings.trace.span("choose", tasks=len(works)) as span:
             threads = target.threads(settings.threads)
@@ -78,8 +85,19 @@ def choose_implementations(
     return Chosen(joined, choices)
 
 
+def tunable_tasks(partitions: Sequence[Partition], target: Target) -> dict[str, tuple[Task, int]]:
+    """The tasks of several models that may be measured, each with the total number of its calls: those of the
+    partitions, and those that could replace pairs of them."""
+    pairs = alternatives(partitions) if target.joins_reductions() else {}
+    return {key: (pair.joined, pair.calls) for key, pair in pairs.items()} | together(partitions)
+
+
 def _works(partitions: Sequence[Partition], target: Target, numerics: str) -> dict[str, Work]:
     return {key: Work(task, target.machine, numerics) for key, (task, _) in together(partitions).items()}
+
+
+def _calls_of(partitions: Sequence[Partition]) -> dict[str, int]:
+    return {key: count for key, (_, count) in together(partitions).items()}
 
 
 def _joined(partitions: Sequence[Partition], keys: Sequence[str]) -> tuple[Partition, ...]:
@@ -103,10 +121,23 @@ def _is_faster(pair: Alternative, choices: Mapping[str, Choice]) -> bool:
     return one < sum(two)
 
 
+def _settled(
+    partition: Partition, rival: Rival | None, choices: Mapping[str, Choice], target: Target
+) -> Partition:
+    """The cheapest cut into tasks of the partition and of its rival, if what differs between the two was measured."""
+    if rival is None:
+        return partition
+    mine, others = computed(partition), computed(rival.partition)
+    if any(choices[key].origin.kind != "tuned" for key in mine.keys() ^ others.keys()):
+        return partition
+    between = kernel_seconds(target.machine)
+    return rival.settle({key: (choices[key].seconds or 0.0) + between for key in (*mine, *others)})
+
+
 def _tuned(
     settings: Settings,
     partitions: Sequence[Partition],
-    works: Mapping[str, Work],
+    rivals: Sequence[Rival | None],
     pairs: Mapping[str, Alternative],
     alternative_tasks: Mapping[str, Work],
     objective: Objective | None,
@@ -119,14 +150,39 @@ def _tuned(
     target, runner = settings.target, settings.runner
     threads = target.threads(settings.threads)
     untraced = replace(settings, trace=Trace.off())
-    calls = {key: count for key, (_, count) in together(partitions).items()}
-    named = _task_layers(partitions)
+    every = [*partitions, *(rival.partition for rival in rivals if rival is not None)]
+    works = _works(every, target, settings.numerics)
+    calls = _calls_of(every)
+    named = _task_layers(every)
     tunables = {key: (TunableTask(work, threads, named[key]), calls[key]) for key, work in works.items()}
     close = [key for key, pair in pairs.items() if _is_close(pair, alternative_tasks[key], works)]
     tunables |= {key: (TunableTask(alternative_tasks[key], threads), pairs[key].calls) for key in close}
-    wanted = objective or Objective((Goal(calls),))
-    extra = {key: pairs[key].calls for key in close}
-    wanted = replace(wanted, goals=tuple(replace(goal, alternative_tasks=extra) for goal in wanted.goals))
+    own = _calls_of(partitions)
+    models = [[number] for number in range(len(partitions))] if objective else [range(len(partitions))]
+    wanted = objective or Objective((Goal(own),))
+    goals = [
+        replace(
+            goal,
+            alternative_tasks={
+                **_calls_of([rival.partition for n in of if (rival := rivals[n]) is not None]),
+                **{
+                    key: pair.calls
+                    for key, pair in alternatives([partitions[n] for n in of]).items()
+                    if key in close
+                },
+            },
+        )
+        for goal, of in zip(wanted.goals, models, strict=True)
+    ]
+    unsure = [key for key in calls if key not in own]
+    unsure += [
+        key
+        for partition, rival in zip(partitions, rivals, strict=True)
+        if rival is not None
+        for key in computed(partition)
+        if key not in computed(rival.partition)
+    ]
+    wanted = replace(wanted, goals=tuple(goals))
 
     def linked(
         partition: Partition, choices: Choices, boundary: Boundary
@@ -141,9 +197,11 @@ def _tuned(
             trace=settings.trace,
             objective=wanted,
             runner=runner or target.runner,
-            models=ModelRuns(target, partitions, linked, threads) if runner is None else None,
+            models=ModelRuns(target, every, linked, threads) if runner is None else None,
             alone=frozenset(close),
-            timed=frozenset(task.key for key in close for task in (pairs[key].joined, *pairs[key].separate)),
+            timed=frozenset(
+                [*unsure, *(t.key for key in close for t in (pairs[key].joined, *pairs[key].separate))]
+            ),
         )
     return choices | {key: choose(work) for key, work in alternative_tasks.items() if key not in choices}
 

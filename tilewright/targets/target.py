@@ -50,12 +50,14 @@ class Cutting:
 
     `measured`: times of kernels with this many `threads` are read from the database `db` (None: the one in the cache
     folder). Otherwise all are predicted, and the tasks are the same whatever was tuned, as a lock file needs them.
+    `pads`: unaligned channels may be padded.
     """
 
     partition: str = "dynamic"
     threads: int = 0
     db: Path | None = None
     measured: bool = True
+    pads: bool = True
 
     def costs(self, machine: Machine, numerics: str) -> GroupCosts | None:
         """The times of groups, for dynamic programming; None for greedy fusion."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
 from random import Random
@@ -57,6 +58,13 @@ class CostModelSuite:
         assert np.all(found.seconds > 0) and np.all(np.isfinite(found.seconds))
         assert np.all(found.spread >= 0) and np.all((found.valid >= 0) & (found.valid <= 1))
 
+    def test_a_prediction_does_not_depend_on_its_company(self) -> None:
+        together, model = self._model().predict(_configs()[:8]), self._model()
+        for at, config in enumerate(_configs()[:8]):
+            alone = model.predict([config])
+            for one, several in zip(alone, together, strict=True):
+                np.testing.assert_allclose(one[0], several[at], rtol=1e-4)
+
     def test_nothing_is_predicted_for_nothing(self) -> None:
         assert len(self._model().predict([]).seconds) == 0
 
@@ -80,6 +88,17 @@ class CostModelSuite:
         costs = Analytical(other, _THREADS)
         outcomes = [Outcome(config, costs.seconds(config)) for config in other.sample(Random(1), 20)]
         model = self.make(_candidates(), _THREADS, 0, [Experience(other, _THREADS, outcomes)])
+        assert np.all(np.isfinite(model.predict(_configs()).seconds))
+
+    def test_times_that_are_no_times_do_no_harm(self) -> None:
+        """Neither of this task nor of another, such as from a record that somebody else has written."""
+        outcomes = [
+            Outcome(config, seconds)
+            for config, seconds in zip(_configs(), 5 * (0.0, -1e-3, math.inf, math.nan, 1e-3), strict=False)
+        ]
+        model = self.make(_candidates(), _THREADS, 0, [Experience(_candidates(), _THREADS, outcomes)])
+        assert np.all(np.isfinite(model.predict(_configs()).seconds))
+        model.update(outcomes)
         assert np.all(np.isfinite(model.predict(_configs()).seconds))
 
     def test_it_ranks_better_for_what_it_has_seen(self) -> None:

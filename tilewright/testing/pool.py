@@ -27,7 +27,7 @@ import msgspec
 from tilewright.measure.kernel_timer import LoadKernel
 from tilewright.measure.pool.actors import Timer
 from tilewright.measure.pool.turns import Stopwatch
-from tilewright.measure.pool.wire import TrialRequest
+from tilewright.measure.pool.wire import TrialAnswer, TrialRequest, encode
 from tilewright.measure.timing import Check, CheckDone, LoadTask, Race, Raced, Ready, Time, Timed
 from tilewright.support.process import Channel
 
@@ -69,7 +69,7 @@ def serve_slowly(channel: Channel) -> None:
     serve(channel, _SLOW_SECONDS)
 
 
-FAULTS = ("kill", "stop", "slow", "corrupt", "drop", "disconnect")
+FAULTS = ("kill", "stop", "slow", "corrupt", "zero", "accuse", "drop", "disconnect")
 _FAULT_RATE = 0.1
 
 
@@ -80,7 +80,8 @@ def fault_log() -> Path:
 
 class FaultyTimer(Timer):
     """A timer of which one trial in ten goes wrong: its process is killed or stopped, it answers late, or nonsense, or
-    never, or its network connections break."""
+    never, or its network connections break; or its answer is well-formed and wrong: a call took no time, or a candidate
+    crashed that did not."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -100,11 +101,24 @@ class FaultyTimer(Timer):
             time.sleep(1.0)
         elif fault == "corrupt":
             return b"\xc1" + super()._tried(request, code, data, watch)[1:]
+        elif fault == "zero":
+            return _changed(super()._tried(request, code, data, watch), times=(0.0,))
+        elif fault == "accuse":
+            return _changed(super()._tried(request, code, data, watch), times=(), failure="crash")
         elif fault == "drop":
             time.sleep(3600.0)
         else:
             _disconnect()
         return super()._tried(request, code, data, watch)
+
+
+def _changed(message: bytes, **wrong: Any) -> bytes:
+    """The same answer with another measurement."""
+    answer = msgspec.msgpack.decode(message, type=TrialAnswer)
+    if answer.measurement is None:
+        return message
+    measurement = msgspec.structs.replace(answer.measurement, **wrong)
+    return encode(msgspec.structs.replace(answer, measurement=measurement))
 
 
 def _disconnect() -> None:

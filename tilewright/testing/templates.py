@@ -22,6 +22,7 @@ from tilewright.measure.kernels import packed
 from tilewright.measure.single import SingleKernel
 from tilewright.measure.validation import CheckCase, make_validation
 from tilewright.space.candidates import Candidates
+from tilewright.space.guard import GuardedApplied
 from tilewright.space.implementation import Implementation
 from tilewright.space.sketches import register, unregister
 from tilewright.space.sketches.sketch import Rule
@@ -144,6 +145,6 @@ class RuleSuite(_ComputingSuite):
 
         register(self.rule)
         try:
-            return list(derive(work))
+            return [applied for applied in derive(work) if isinstance(applied, GuardedApplied)]
         finally:
             unregister(self.rule.name)

@@ -1,4 +1,4 @@
-"""Atomic operations other than `atomic_add`: the table's entries, and what each does to an element."""
+"""Atomic operations: what each does to an element, and the table's entries of all but `atomic_add`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from tilewright.dtypes import DType
 from tilewright.errors import KernelTypeError
-from tilewright.tile.ir import TileType, Type
+from tilewright.tile.ir import Op, TileType, Type, Value
 from tilewright.tile.op import BOOL, Attrs, Effect, Machine, Meaning, Rule, op
 
 _WORDS = (DType.I32, DType.I64, DType.U32, DType.U64)
@@ -30,6 +30,12 @@ COMBINE: dict[str, Callable[[Any, Any, Any], Any]] = {
     "xchg": lambda old, value, expected: value,
     "cas": lambda old, value, expected: np.where(old == expected, value, old),
 }
+
+
+def mask_of(op: Op) -> Value | None:
+    """The mask of a load, a store or an atomic operation by pointers."""
+    at = 1 if op.name == "load" else 2
+    return op.operands[at] if len(op.operands) > at and op.name != "atomic_cas" else None
 
 
 def _rule(kind: str) -> Rule:

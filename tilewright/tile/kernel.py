@@ -112,7 +112,8 @@ class Kernel:
             **kwargs: Any,
         ) -> None:
             if (recording := recorded_launches()) is not None:
-                recording.append(RecordedLaunch(self, grid, self._bind(args, kwargs), is_tuned=False))
+                bound = self._bind(args, kwargs)
+                recording.append(RecordedLaunch(self, grid, bound, is_tuned=False, options=options or {}))
             elif debug or unwritten or not self._warm.launch(grid, args, kwargs, options):
                 self._launch(grid, args, kwargs, debug, unwritten, options or {}, interpreted=debug)
 

@@ -77,12 +77,12 @@ class _Allocation:
 
 class _Shadow:
     """For each granule, the program instance and the access that last wrote it, read it, and added to it; -1 is none.
-    Of the reads, the first one and the last one by another instance are kept: with both, no race with a later write is
-    missed."""
+    Of the reads, and of the atomics, the first one and the last one by another instance are kept: with both, no race
+    with a later access is missed."""
 
     def __init__(self, granules: int) -> None:
-        self.writer, self.reader, self.second, self.adder = (
-            np.full((2, granules), -1, np.int32) for _ in range(4)
+        self.writer, self.reader, self.next_reader, self.adder, self.next_adder = (
+            np.full((2, granules), -1, np.int32) for _ in range(5)
         )
         self.written = np.ones(granules, np.bool_)
 
@@ -281,18 +281,16 @@ class Memory:
                 f"load of {allocation.names} at element offset {granule * allocation.granule // dtype.bytes}, which"
                 " nothing has written",
             )
-        self._conflict(allocation, at, shadow.writer, "reads")
-        self._conflict(allocation, at, shadow.adder, "reads")
-        first = at[shadow.reader[0, at] < 0]
-        shadow.reader[0, first], shadow.reader[1, first] = self.current, self._site()
-        other = at[shadow.reader[0, at] != self.current]
-        shadow.second[0, other], shadow.second[1, other] = self.current, self._site()
+        for record in (shadow.writer, shadow.adder, shadow.next_adder):
+            self._conflict(allocation, at, record, "reads")
+        self._note(at, shadow.reader, shadow.next_reader)
 
     def _write(self, allocation: _Allocation, index: np.ndarray, dtype: DType) -> None:
         shadow = allocation.shadow
         assert shadow is not None
         at = self._touched(allocation, index, dtype)
-        for record in (shadow.writer, shadow.adder, shadow.reader, shadow.second):
+        readers = shadow.reader, shadow.next_reader
+        for record in (shadow.writer, shadow.adder, shadow.next_adder, *readers):
             self._conflict(allocation, at, record, "writes")
         shadow.writer[0, at], shadow.writer[1, at] = self.current, self._site()
         shadow.written[at] = True
@@ -305,12 +303,25 @@ class Memory:
             raise self.failure(
                 UnwrittenReadError, f"atomic_{kind} to {allocation.names}, where nothing has been written"
             )
-        for record in (shadow.writer, shadow.reader, shadow.second):
+        for record in (shadow.writer, shadow.reader, shadow.next_reader):
             self._conflict(allocation, at, record, "adds to")
-        shadow.adder[0, at], shadow.adder[1, at] = self.current, self._site()
+        self._note(at, shadow.adder, shadow.next_adder)
+
+    def _note(self, at: np.ndarray, first: np.ndarray, last: np.ndarray) -> None:
+        """Keep this access as the first one, or as the last one by another instance."""
+        fresh = at[first[0, at] < 0]
+        first[0, fresh], first[1, fresh] = self.current, self._site()
+        other = at[first[0, at] != self.current]
+        last[0, other], last[1, other] = self.current, self._site()
 
 
-_VERBS = {"writer": "writes", "adder": "adds to", "reader": "reads", "second": "reads"}
+_VERBS = {
+    "writer": "writes",
+    "adder": "adds to",
+    "next_adder": "adds to",
+    "reader": "reads",
+    "next_reader": "reads",
+}
 
 
 def _record_name(allocation: _Allocation, record: np.ndarray) -> str:

@@ -58,12 +58,19 @@ class Placeholder:
 
 @dataclass(frozen=True, eq=False)
 class RecordedLaunch:
-    """A recorded launch. `kernel`: a Kernel, or a tuned one, whose knobs are not among the arguments."""
+    """A recorded launch. `kernel`: a Kernel, or a tuned one, whose knobs are not among the arguments. `options`: those
+    of the launch."""
 
     kernel: Any
     grid: Any
     bound: Mapping[str, Any]
     is_tuned: bool
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def replay(self) -> None:
+        """Launch it, on tensors. Its options may be those of another device than that of the tensors, and change no
+        result: they are left out."""
+        self.kernel[self.grid](**self.bound)
 
 
 _active: contextvars.ContextVar[list[RecordedLaunch] | None] = contextvars.ContextVar(

@@ -19,8 +19,10 @@ from tilewright.cost.predictor import Predictor, all_seconds, counted, nominal
 from tilewright.errors import SpaceError, TilewrightError
 from tilewright.loops.ir import Program
 from tilewright.runtime.plan import PREDICTED, Origin
+from tilewright.space import registration
 from tilewright.space.candidates import Candidates
-from tilewright.space.catalog import GuardedApplied, catalog
+from tilewright.space.catalog import catalog
+from tilewright.space.guard import GuardedApplied
 from tilewright.space.implementation import Implementation
 from tilewright.space.space import Config, Knob, Value, combinations
 from tilewright.space.template import Applied, Batched, Work
@@ -89,13 +91,13 @@ def best_among(work: Work, some: Iterable[Applied]) -> Best | None:
 
 def _descended(applied: Applied, work: Work, predictor: Predictor) -> tuple[float, Config] | None:
     """The descent, once per task: rewrites, choices and searches all start from it."""
-    key = work.task, work.machine, work.numerics, applied.space.template
+    key = work.task, work.machine, work.numerics, applied.space.template, registration.changes()
     if key not in _known:
         if len(_known) >= _MAX_KNOWN:
             _known.clear()
         _known[key] = descend(applied, work, predictor)
     found = _known[key]
-    # Rates may have been measured since, and another template registered under the name.
+    # Rates may have been measured since.
     return found if found is None or found[1] in applied.space else descend(applied, work, predictor)
 
 
@@ -120,7 +122,7 @@ def descend(applied: Applied, work: Work, predictor: Predictor | None = None) ->
     knobs to its best values until no group changes."""
     predictor = predictor or nominal(work.machine)
     space = applied.space
-    start = next(iter(space.configs()), None)
+    start = space.first
     if start is None:
         return None
     look: _Look = (
@@ -185,7 +187,10 @@ class _AllAtOnce:
         if not legal.size:
             return None
         some = narrowed(values, legal)
-        seconds = np.broadcast_to(self._predictor(self._applied.terms_of(some)), legal.shape)
+        try:
+            seconds = np.broadcast_to(self._predictor(self._applied.terms_of(some)), legal.shape)
+        except TilewrightError:  # a user's template
+            return None
         at = int(seconds.argmin())
         found = {name: some[name][at].item() for name in columns}
         return float(seconds[at]), Config.of(space.template, {**dict(base.values), **found})

@@ -7,7 +7,9 @@ those with the unmeasured choices. A winner that gains nothing there is dropped;
 all of them are.
 
 On a GPU the kernels of a model overlap, and a step has no time of its own. So whole models are timed: first all
-winners against all unmeasured choices, then with one winner reverted at a time, the heaviest task first.
+winners against all unmeasured choices; if they do not gain together, halves of them, halves of those, and so on, each
+added to what has gained so far; then with one winner reverted at a time, the heaviest task first. Their number is
+bounded.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ Repetition = Sequence[Mapping[str, float]]  # the same for each of several assig
 
 
 WHOLE = ""  # in place of a task's key: all tasks
-_MAX_TAKEN_BACK = 12  # winners for which reverting is tried
+_MAX_COMPARISONS = 12  # of whole models, after the first one
 _TAKEN_BACK = 0.99  # a winner is reverted if the models take less than this share of the time without it
 
 
@@ -107,16 +109,28 @@ def _confirm_whole_models(
     repetitions = comparison.repetitions([default, chosen])
     if repetitions is None:
         return None
+    left = _MAX_COMPARISONS
     if _share(repetitions, 1) >= 1.0:
-        chosen, winners = default, {}
-    for key in list(winners)[:_MAX_TAKEN_BACK]:
+        chosen, groups = default, _halves(list(winners))
+        while groups and left and not comparison.is_late:
+            group, left = groups.pop(0), left - 1
+            tried = {**chosen, **{key: winners[key] for key in group}}
+            if comparison.gains(chosen, tried, 1.0):
+                chosen = tried
+            else:
+                groups = [*_halves(group), *groups]
+    for key in [key for key in winners if chosen[key] is winners[key]][:left]:
         if comparison.is_late:
             break
         without = {**chosen, key: default[key]}
-        repetitions = comparison.repetitions([chosen, without])
-        if repetitions is not None and _share(repetitions, 1) <= _TAKEN_BACK:
+        if comparison.gains(chosen, without, _TAKEN_BACK):
             chosen = without
     return {key: Confirmed(chosen[key], None, None) for key in alternatives}
+
+
+def _halves(group: list[str]) -> list[list[str]]:
+    middle = len(group) // 2
+    return [group[:middle], group[middle:]] if middle else []
 
 
 def comparison_seconds(models_seconds: float, assignments: int, *, hasty: bool = False) -> float:
@@ -155,6 +169,11 @@ class _Comparison:
                 repetition[number] = runs[number]()
             found.append(repetition)
         return found
+
+    def gains(self, before: Assignment, after: Assignment, limit: float) -> bool:
+        """Whether the models take less than `limit` of the time with `after`; False if they cannot run."""
+        repetitions = self.repetitions([before, after])
+        return repetitions is not None and _share(repetitions, 1) < limit
 
     def confirmed(
         self, default: Assignment, winners: Mapping[str, Choice]

@@ -15,7 +15,7 @@ BUILT_IN_SEARCHES = ("guided", "evolution", "annealing", "random", "exhaustive")
 BUILT_IN_COST_MODELS = ("boosted", "analytical", "attention")
 CONVERGED = 0.01  # expected gain, as a share of the time, under which a task or a model is done
 
-_UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_UNITS = {"us": 1e-6, "": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,10 @@ def resolve_tuning(
 
 
 def parse_duration(value: float | str, name: str = "budget") -> float:
-    """Parse a duration to seconds: `120`, `"120s"`, `"1.5m"`, `"250ms"`. Raises OptionError unless it is positive."""
+    """Parse a duration to seconds: `120`, `"120s"`, `"1.5m"`, `"50us"`. Raises OptionError unless it is positive."""
     seconds = math.nan
     if isinstance(value, str):
-        match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|)", value.strip())
+        match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(us|ms|s|m|h|)", value.strip())
         if match is not None:
             seconds = float(match[1]) * _UNITS[match[2]]
     elif isinstance(value, int | float) and not isinstance(value, bool):

@@ -8,6 +8,7 @@ from tilewright.cost.boosted import Experience
 from tilewright.db.database import Database
 from tilewright.db.record import Key, Record
 from tilewright.db.versions import sources
+from tilewright.hw.machine import machine_of
 from tilewright.measure.measurement import Measurement
 from tilewright.space.candidates import Configs
 from tilewright.space.outcome import Outcome
@@ -23,17 +24,18 @@ class PastRecords:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._candidates: dict[tuple[type, Key], Configs | None] = {}
+        self._kinds: dict[str, str] = {}  # of machines, by fingerprint
 
     def experience(self, tunable: Tunable) -> list[Experience]:
         """Return the records to learn from: of this task, those measured before the sources changed; of other tasks
-        with the same numerics, those with the same operators first."""
-        key, label = tunable.key, tunable.label
+        on machines of this kind, with the same numerics, those with the same operators first."""
+        key, label, kind = tunable.key, tunable.label, tunable.candidates.machine.kind
         by_key: dict[Key, list[Record]] = {}
         before = [record for record in self._database.records(key) if record.versions.sources != sources()]
         if before:
             by_key[key] = before
         for record in self._database.similar(key, limit=_RECORDS):
-            if record.key.numerics == key.numerics:
+            if record.key.numerics == key.numerics and self._kind_of(record) == kind:
                 by_key.setdefault(record.key, []).append(record)
         alike = sorted(by_key, key=lambda other: by_key[other][0].label != label)
         found = []
@@ -52,6 +54,16 @@ class PastRecords:
             if len(found) == _TASKS:
                 break
         return found
+
+    def _kind_of(self, record: Record) -> str:
+        """The kind of its machine; "" if this version does not know it."""
+        at = record.key.machine
+        if at not in self._kinds:
+            try:
+                self._kinds[at] = machine_of(record.machine).kind
+            except ValueError:
+                self._kinds[at] = ""
+        return self._kinds[at]
 
     def _candidates_of(self, tunable: Tunable, record: Record) -> Configs | None:
         at = type(tunable), record.key

@@ -32,7 +32,9 @@ from tilewright.runtime.plan import ALIGNMENT
 from tilewright.runtime.threads import resolve as resolve_threads
 from tilewright.space.space import Config
 from tilewright.space.terms import Counted
+from tilewright.space.tile_operator import GPU_OPTIONS
 from tilewright.support.bundle import Bundle, bundle_of, constant_reference
+from tilewright.support.source import location_of
 from tilewright.tile.frontend.source import Parameter
 from tilewright.tile.ir import Pointer, TileType
 from tilewright.tile.kernel import Arguments, Grid, Kernel
@@ -41,7 +43,7 @@ from tilewright.tile.passes.written import written_params
 from tilewright.tune.kernel_space import KernelSpace
 from tilewright.tune.kernel_tunable import Launched, LaunchFacts, TunableKernel, template_of
 
-CPU_OPTIONS, GPU_OPTIONS = ("threads",), ("warps", "stages")
+CPU_OPTIONS = ("threads",)
 
 
 class LaunchedKernel(Launched, Protocol):
@@ -291,7 +293,8 @@ class LaunchCall:
             if values.shape != self.facts.shapes[name]:
                 raise ReferenceMismatchError(
                     f"the reference of {self.launched.name} returns shape {list(values.shape)} for `{name}`, whose"
-                    f" shape is {list(self.facts.shapes[name])}"
+                    f" shape is {list(self.facts.shapes[name])}",
+                    where=location_of(self.reference),
                 )
         return tuple(file.store(name, values) for name, values in found.items())
 
@@ -314,11 +317,12 @@ def reference_results(
             f"the reference of {kernel} takes `{missing[0]}`, which is a knob or not a parameter of the kernel",
             remedy=f"use some of {', '.join(copies)}",
         )
+    where = location_of(reference)
     try:
         result = reference(**{name: copies[name] for name in wanted})
     except Exception as error:
         raise ReferenceMismatchError(
-            f"the reference of {kernel} failed: {type(error).__name__}: {error}"
+            f"the reference of {kernel} failed: {type(error).__name__}: {error}", where=where
         ) from error
     if result is None:  # it stores into its arguments, as the kernel does
         result = {name: copies[name] for name in names}
@@ -327,13 +331,15 @@ def reference_results(
         if len(several) != len(names):
             raise ReferenceMismatchError(
                 f"the reference of {kernel} returns {len(several)} arrays, and the kernel stores to {', '.join(names)}",
+                where=where,
                 remedy="return one array for each, in the order of the kernel's parameters, or a dict by name",
             )
         result = dict(zip(names, several, strict=True))
     unknown = [name for name in result if name not in names]
     if unknown:
         raise ReferenceMismatchError(
-            f"the reference of {kernel} returns `{unknown[0]}`, and the kernel stores to {', '.join(names)}"
+            f"the reference of {kernel} returns `{unknown[0]}`, and the kernel stores to {', '.join(names)}",
+            where=where,
         )
     return {name: _as_numpy(value) for name, value in result.items()}
 

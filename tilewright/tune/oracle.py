@@ -10,8 +10,6 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 from tilewright.cost.predictor import kernel_seconds, traffic_seconds
-from tilewright.db.known import read_decisions
-from tilewright.db.record import Key
 from tilewright.dtypes import DType
 from tilewright.errors import TilewrightError
 from tilewright.graph.ir import Graph, Node, TensorType, input_node
@@ -23,6 +21,7 @@ from tilewright.space.catalog import catalog
 from tilewright.space.space import Space
 from tilewright.space.template import Applied, Explaining, Work
 from tilewright.tune.choose import best_among
+from tilewright.tune.known import known_choices
 
 _QUICK = (
     1000  # maximum number of configs of a space that is fast to search; knobs of one group count together
@@ -38,6 +37,9 @@ class PredictedCosts:
 
     def seconds(self, task: Task) -> float:
         return _prediction(task, self.machine, self.numerics).seconds
+
+    def kernel_seconds(self) -> float:
+        return kernel_seconds(self.machine)
 
     def upper_bound(self, task: Task) -> tuple[float, bool]:
         return _prediction(task, self.machine, self.numerics).upper_bound
@@ -62,7 +64,7 @@ class PredictedCosts:
         """A contraction needs a template: the default program would be too slow to compare."""
         found = _prediction(task, self.machine, self.numerics)
         if _has_contraction(task):
-            return any(next(iter(applied.space.configs()), None) is not None for applied in found.applied)
+            return any(applied.space.first is not None for applied in found.applied)
         return found.work.formula is not None
 
     def refusal(self, task: Task) -> str | None:
@@ -77,7 +79,7 @@ class PredictedCosts:
         pass
 
     def price(self, task: Task) -> Price | None:
-        seconds = self.seconds(task) + kernel_seconds(self.machine)
+        seconds = self.seconds(task) + self.kernel_seconds()
         return Price(seconds) if math.isfinite(seconds) else None
 
     def traffic_seconds(self, bytes: float) -> float:
@@ -96,16 +98,14 @@ class KnownCosts(PredictedCosts):
     db: Path | None = None
 
     def prepare(self, tasks: Collection[Task]) -> None:
-        works = {task: Work(task, self.machine, self.numerics) for task in tasks}
+        works = {task.key: Work(task, self.machine, self.numerics) for task in tasks}
         try:
-            keys = {task: Key.of(work, self.threads) for task, work in works.items()}
+            known = known_choices(works, self.threads, self.db)
         except TilewrightError:
             return  # without the toolchain, which the records name, nothing was measured
-        decisions = read_decisions(keys.values(), self.db)
-        for task, key in keys.items():
-            found = decisions.get(key)
-            if found is not None and found.trials:
-                self._measured[task] = found.seconds
+        for key, choice in known.items():
+            if choice.origin.kind == "tuned" and choice.seconds is not None:
+                self._measured[works[key].task] = choice.seconds
         ratios = [
             seconds / predicted
             for task, seconds in self._measured.items()
@@ -116,8 +116,8 @@ class KnownCosts(PredictedCosts):
 
     def price(self, task: Task) -> Price | None:
         if task in self._measured:
-            return Price(self._measured[task] + kernel_seconds(self.machine), measured=True)
-        seconds = self.seconds(task) * self._scale[0] + kernel_seconds(self.machine)
+            return Price(self._measured[task] + self.kernel_seconds(), measured=True)
+        seconds = self.seconds(task) * self._scale[0] + self.kernel_seconds()
         return Price(seconds) if math.isfinite(seconds) else None
 
     @cached_property

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from tilewright.cost.model import CostModel
 from tilewright.db.record import Record
 from tilewright.db.versions import sources
+from tilewright.errors import TilewrightWarning
 from tilewright.measure.measurement import Measurement
 from tilewright.search import Searcher, search_named
 from tilewright.space.outcome import Outcome
@@ -21,6 +23,7 @@ from tilewright.tune.tunable import Tunable
 
 _PATIENCE = 3  # rounds without any successful measurement before giving up
 _MIN_TRIALS = 8
+_REPEATS = 16  # answers of a search without a new config, in a row, before it counts as done
 
 
 class TaskState:
@@ -36,6 +39,7 @@ class TaskState:
         self.times: dict[Config, float] = {}  # seconds of every measured, correct config
         self._failed: dict[Config, str] = {}
         self._tuning, self._past = tuning, past
+        self._warned = False  # of a search that proposes what is no candidate
         predicted = tunable.predict(self.start.config)
         self.standing = TaskStanding(tunable.kind, tunable.operations, predicted)
         if self.candidates.size == 1 and not timed:  # its time would not change anything
@@ -75,20 +79,37 @@ class TaskState:
         search is done."""
         configs = [] if self._is_known(self.start.config) else [self.start.config]
         count = self._tuning.preset.round if most is None else min(most, self._tuning.preset.round)
+        repeats = 0  # how often in a row it asked for nothing new
         while len(configs) < count:
             # A search that has proposed everything is done, but what it proposed last is still to be measured.
-            asked = [] if self._converged else self._searcher.ask(count - len(configs))
+            ended = self._converged or repeats >= _REPEATS
+            asked = [] if ended else self._searcher.ask(count - len(configs))
             if not asked:
                 self.complete = self.standing.done = True
                 break
             known = [config for config in asked if self._is_known(config)]
             self._searcher.tell([self._outcome(config) for config in known])
-            configs += [config for config in asked if config not in known and config not in configs]
+            others = [config for config in dict.fromkeys(asked) if config not in known]
+            new = [config for config in others if config not in configs and self._is_candidate(config)]
+            repeats = 0 if new else repeats + 1
+            configs += new[: count - len(configs)]
         return configs
 
-    def tell(self, measurements: Sequence[Measurement], predicted: Sequence[float]) -> list[Record]:
-        """Pass a round's measurements to the search, and return them as records."""
-        self._learn([measurement.outcome for measurement in measurements])
+    def _is_candidate(self, config: Config) -> bool:
+        if self.candidates.is_legal(config):
+            return True
+        if not self._warned:
+            warnings.warn(
+                f"search {self._tuning.search!r} proposed {config}, which is no candidate of {self.label}: such configs"
+                " are not measured; tilewright.testing.SearchSuite checks a search for this",
+                TilewrightWarning,
+                stacklevel=2,
+            )
+        self._warned = True
+        return False
+
+    def records(self, measurements: Sequence[Measurement], predicted: Mapping[Config, float]) -> list[Record]:
+        """A round's measurements as records. `predicted`: the seconds expected of each config before."""
         return [
             self.tunable.record(
                 measurement.config,
@@ -97,13 +118,17 @@ class TaskState:
                 failure=measurement.failure,
                 message=measurement.message,
                 build_seconds=measurement.build_seconds,
-                predicted=seconds,
+                predicted=predicted.get(measurement.config),
             )
-            for measurement, seconds in zip(measurements, predicted, strict=False)
+            for measurement in measurements
         ]
 
-    def predict(self, configs: Sequence[Config]) -> list[float]:
-        return [float(seconds) for seconds in self._model.predict(configs).seconds]
+    def tell(self, measurements: Sequence[Measurement]) -> None:
+        """Pass a round's measurements to the search."""
+        self._learn([measurement.outcome for measurement in measurements])
+
+    def predict(self, configs: Sequence[Config]) -> dict[Config, float]:
+        return dict(zip(configs, map(float, self._model.predict(configs).seconds), strict=True))
 
     @property
     def gain(self) -> float | None:

@@ -8,7 +8,8 @@ import importlib
 import inspect
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +25,7 @@ from tilewright.measure.kernel_job import Grid3
 from tilewright.space.space import Config
 from tilewright.space.terms import Counted, Roofline, Terms
 from tilewright.support.bundle import Bundle, bundle_of
-from tilewright.tile.frontend.source import Parameter
+from tilewright.tile.frontend.source import Parameter, lookup
 from tilewright.tile.kernel import Arguments, Kernel, tensor_argument
 from tilewright.tune.effort import resolve_tuning
 from tilewright.tune.kernel_space import SpaceLike, Where
@@ -215,10 +216,20 @@ def triton_terms(
 
 
 def stored_parameters(function: Callable[..., Any]) -> set[str]:
-    """Parameters that the address of a store or of an atomic operation is made of."""
+    """Parameters that the address of a store or of an atomic operation is made of, also in functions that are called.
+    A store is `tl.store(pointer, ...)`, or a method of a descriptor."""
+    return _stored(function, {})
+
+
+def _stored(function: Callable[..., Any], known: dict[Any, set[str]]) -> set[str]:
+    """`known`: the same of functions that have been looked at, or are being."""
+    if function in known:
+        return known[function]
+    found = known[function] = set()
     tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     assert isinstance(tree, ast.FunctionDef)
-    made_of = {arg.arg: {arg.arg} for arg in (*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs)}
+    parameters = [arg.arg for arg in (*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs)]
+    made_of = {name: {name} for name in parameters}
 
     def sources(node: ast.AST) -> set[str]:
         """Names that a value is made of, but for what is read from memory."""
@@ -228,18 +239,48 @@ def stored_parameters(function: Callable[..., Any]) -> set[str]:
             return made_of.get(node.id, set())
         return set().union(*(sources(child) for child in ast.iter_child_nodes(node)))
 
-    found: set[str] = set()
-    for _ in range(2):  # what a loop assigns may be used before, in its next iteration
-        for node in ast.walk(tree):
+    def addresses(node: ast.Call) -> Iterator[ast.AST]:
+        """What a call stores to is made of these."""
+        named = {each.arg: each.value for each in node.keywords}
+        if _called(node).startswith(("store", "atomic")):
+            yield from (node.func, *node.args[:1])
+            if "pointer" in named:
+                yield named["pointer"]
+            return
+        callee = _callee(function, node.func)
+        if callee is None:
+            return
+        names = list(inspect.signature(callee).parameters)
+        given: dict[str | None, ast.expr] = {**named, **dict(zip(names, node.args, strict=False))}
+        yield from (given[name] for name in _stored(callee, known) if name in given)
+
+    nodes = list(ast.walk(tree))
+    before = -1
+    # Until nothing changes: what a loop assigns may be used before, in its next iteration.
+    while before != (before := sum(map(len, made_of.values())) + len(found)):
+        for node in nodes:
             if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and node.value is not None:
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 for name in (each for target in targets for each in ast.walk(target)):
                     if isinstance(name, ast.Name):
                         made_of.setdefault(name.id, set()).update(sources(node.value))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and _called(node).startswith(("store", "atomic")) and node.args:
-            found |= sources(node.args[0])
+            elif isinstance(node, ast.Call):
+                found.update(*(sources(each) for each in addresses(node)))
     return found
+
+
+def _callee(function: Callable[..., Any], node: ast.expr) -> Callable[..., Any] | None:
+    """The user's function that a call names; None for those of Triton."""
+    if isinstance(node, ast.Name):
+        exists, value = lookup(function, node.id)
+    elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        exists, value = lookup(function, node.value.id)
+        value = getattr(value, node.attr, None) if isinstance(value, types.ModuleType) else None
+    else:
+        return None
+    inner = getattr(value, "fn", None)  # of @triton.jit
+    own = isinstance(inner, types.FunctionType) and not inner.__module__.startswith("triton.")
+    return inner if exists and own else None
 
 
 def _called(node: ast.Call) -> str:

@@ -35,6 +35,7 @@ from tilewright.measure.runner import Runner
 from tilewright.measure.shared_runner import shared_runner
 from tilewright.runtime.plan import Origin
 from tilewright.space.space import Config
+from tilewright.support.source import location_of
 from tilewright.support.trace import Trace
 from tilewright.tile.kernel import Grid
 from tilewright.tile.recording import RecordedLaunch
@@ -137,7 +138,7 @@ class TunedKernel:
             extra = how.pop("options", None) or {}
             bound = self._bound(args, kwargs)
             if (recording := recorded_launches()) is not None:
-                recording.append(RecordedLaunch(self, grid, bound, is_tuned=True))
+                recording.append(RecordedLaunch(self, grid, bound, is_tuned=True, options=extra))
                 return
             knobs, options = self._config_for(grid, bound)
             self.launched.launch(grid, {**bound, **knobs}, {**options, **extra}, **how)
@@ -334,7 +335,10 @@ class TunedKernel:
         last = records[-1]
         count = f"none of {len(records)} configs of {self.launched.name}"
         if set(failures) == {"wrong"} and self.reference is not None:
-            raise ReferenceMismatchError(f"{count} agrees with the reference: {last.message} ({last.config})")
+            raise ReferenceMismatchError(
+                f"{count} agrees with the reference: {last.message} ({last.config})",
+                where=location_of(self.reference),
+            )
         kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(failures.items()))
         raise AutotuneError(
             f"{count} could be measured ({kinds}): {last.message} ({last.config})",

@@ -33,7 +33,7 @@ from tilewright.runtime.plan import Origin
 from tilewright.space.space import Config
 from tilewright.support.fingerprint import fingerprint
 from tilewright.support.trace import Trace
-from tilewright.tune.allocate import ALLOCATIONS, Goal, Objective, next_task
+from tilewright.tune.allocate import ALLOCATIONS, Goal, Objective, TaskStanding, next_task
 from tilewright.tune.choose import Choice
 from tilewright.tune.confirm_in_model import Models, comparison_seconds, confirm_in_model
 from tilewright.tune.effort import CONVERGED, Tuning
@@ -69,7 +69,7 @@ class Measuring(Protocol):
 
     def race(self, job: Job, configs: Sequence[Config], seconds: float) -> list[list[float]]: ...
 
-    def acknowledge(self, measured: Sequence[Measurement]) -> None:
+    def acknowledge(self, job: Job, measured: Sequence[Measurement]) -> None:
         """These are in the database: they need not be kept for a driver that restarts."""
 
 
@@ -106,7 +106,7 @@ def tune(
     - `runner`: makes a runner with this many threads.
     - `models`: the models, for the confirmation of winners.
     - `alone`: keys that no model calls.
-    - `timed`: keys that are measured even if they have only one candidate.
+    - `timed`: keys that are measured even if they have only one candidate, and before the others.
     """
     calls = {key: count for key, (_, count) in tunables.items()}
     objective = objective or Objective((Goal(calls),))
@@ -121,10 +121,12 @@ def tune(
 
 @dataclass(frozen=True)
 class _Round:
-    """A started round: the configs of one tunable, and the seconds spent on proposing them."""
+    """A started round: the configs of one tunable, the seconds expected of each, and the seconds spent on proposing
+    them."""
 
     key: str
     configs: list[Config]
+    predicted: Mapping[Config, float]
     seconds: float
 
 
@@ -234,7 +236,14 @@ class _Run:
             }
             for key, tunable in self.tunables.items()
         ]
-        self.trace.mark("tune.begin", budget=self.tuning.seconds, effort=self.tuning.effort, tasks=tasks)
+        tuning = self.tuning
+        self.trace.mark(
+            "tune.begin",
+            budget=tuning.seconds,
+            effort=tuning.effort,
+            cost_model=tuning.cost_model,
+            tasks=tasks,
+        )
 
     # -- rounds -------------------------------------------------------------------------------------------------------
 
@@ -255,7 +264,7 @@ class _Run:
                     busy = {each.key for each in begun}
                     free = {key: standing for key, standing in standings.items() if key not in busy}
                     fixed = decided | {key: standings[key].best for key in busy}
-                    key = next_task(free, self.objective, fixed, ALLOCATIONS[self.tuning.allocation])
+                    key = self._next(free, fixed)
                     if key is None or (why := "budget" if runner.spent else self._reason_to_stop(key)):
                         break
                     begun.append(self._begin_round(key, runner))
@@ -266,6 +275,15 @@ class _Run:
                     why = self._reason_to_stop(None)
             self._confirm_all(runner, why)
         return why
+
+    def _next(self, free: Mapping[str, TaskStanding], fixed: Mapping[str, float]) -> str | None:
+        """The task for the next round: one that must be timed and is not yet, else the one with the most to gain."""
+        allocation = ALLOCATIONS[self.tuning.allocation]
+        first = {key: free[key] for key in free if key in self.timed and not self.states[key].trials}
+        best = {**fixed, **{key: standing.best for key, standing in free.items()}}
+        return next_task(first, self.objective, best, allocation) or next_task(
+            free, self.objective, fixed, allocation
+        )
 
     def _reason_to_stop(self, key: str | None) -> str:
         if key is None:
@@ -306,10 +324,11 @@ class _Run:
         runner.expect(state.job)
         most = None if self.tuning.trials is None else self.tuning.trials - self._asked
         configs = state.ask(most)
+        predicted = state.predict(configs) if configs else {}
         self._asked += len(configs)
         if runner.ahead:
             runner.prepare(state.job, configs)
-        return _Round(key, configs, time.monotonic() - begin)
+        return _Round(key, configs, predicted, time.monotonic() - begin)
 
     def _finish_round(self, begun: _Round, runner: Measuring) -> None:
         state, configs = self.states[begun.key], begun.configs
@@ -324,9 +343,9 @@ class _Run:
                 if not runner.ahead:
                     self._note_builds(measured)
                 with self.shield():
-                    predicted = state.predict(configs)
-                    self.database.add(state.tell(measured, predicted))
-                runner.acknowledge(measured)
+                    self.database.add(state.records(measured, begun.predicted))
+                    state.tell(measured)
+                runner.acknowledge(state.job, measured)
             span.note(
                 best=state.standing.best,
                 before=state.before,

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'")
 
 from tests.loops.formulas import EXAMPLES
+from tests.loops.gpu.products import PRODUCTS
 from tests.space.checked import Inputs
+from tests.space.sketches.cuda.tasks import product_task
 from tilewright.codegen.cache import ObjectCache
 from tilewright.codegen.cuda.build import GpuSource, build, identity, source_of
 from tilewright.codegen.cuda.tensor import tensor_source
@@ -21,6 +25,12 @@ from tilewright.hw.gpu import A100, H200
 from tilewright.loops.formula import formula_of
 from tilewright.loops.gpu.default import default_program
 from tilewright.loops.gpu.tensor import TensorGemm
+from tilewright.measure.building import Build, BuildServer, Made
+from tilewright.measure.failed import Failed
+from tilewright.measure.trial import TaskJob
+from tilewright.space.candidates import Candidates
+from tilewright.space.sketches.cuda import SKETCHES
+from tilewright.space.space import Config
 from tilewright.space.template import GpuWork
 from tilewright.space.templates.cuda.matmul import TensorCores
 
@@ -63,3 +73,32 @@ def test_another_text_is_compiled_anew(tmp_path: Path) -> None:
     assert other.text != source.text
     second = build(other, H200, "fast", cache)
     assert not second.cached and second.cubin != first.cubin
+
+
+def tiled(**knobs: Any) -> tuple[GpuWork, Config]:
+    """A matmul by 32 x 32 threads, with 64 registers each."""
+    work = GpuWork(product_task(replace(PRODUCTS[1], dtype=DType.F32)), H200)
+    (sketch,) = (each for each in SKETCHES if each.name == "sketch:tiled")
+    applied = sketch.apply(work)
+    assert applied is not None
+    patches = {"tm": 32, "tn": 32, "vm": 1, "vn": 2, "rm": 4, "rn": 4, "bk": 8}
+    return work, Config.of(sketch.name, {**dict(applied.space.default().values), **patches, **knobs})
+
+
+@pytest.mark.parametrize(
+    ("knobs", "spills"), [({"stages": 2, "prefetch": True}, True), ({"stages": 1}, False)]
+)
+def test_a_pipeline_that_spills_is_no_candidate(
+    knobs: dict[str, Any], spills: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plain loop does not spill: the config is refused with the reason. Legal configs keep away from it."""
+    work, config = tiled(**{"prefetch": False, "fused": True, **knobs})
+    monkeypatch.setattr(Candidates, "is_legal", lambda self, config: True)
+    reply = BuildServer().answer(Build(TaskJob.of(work, 0), config), [])
+    if not spills:
+        assert isinstance(reply, Made)
+        return
+    assert isinstance(reply, Failed) and reply.kind == "illegal"
+    assert re.search(
+        r"pipelined, it spills \d+ bytes of each thread's registers; without a pipeline", reply.message
+    )

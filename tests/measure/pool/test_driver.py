@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import math
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -13,20 +15,33 @@ import msgspec
 import pytest
 
 from tests.faults.candidates import product
-from tests.measure.pool.threads import LABEL, TestBuilder, TestTimer, ThreadWorkers, seconds_of
+from tests.measure.pool.threads import LABEL, Handle, TestBuilder, TestTimer, ThreadWorkers, seconds_of
 from tilewright.errors import MeasurementError, PoolError
 from tilewright.hw import host
 from tilewright.measure.building import Made
 from tilewright.measure.failed import Failed
+from tilewright.measure.measurement import Measurement
 from tilewright.measure.pool.connection import seed_of
 from tilewright.measure.pool.driver import PoolRunner
 from tilewright.measure.pool.turns import Stopwatch
-from tilewright.measure.pool.wire import Hello, TrialRequest, encode, pool_job, request_name
+from tilewright.measure.pool.wire import (
+    BuildAnswer,
+    BuildRequest,
+    Hello,
+    RaceAnswer,
+    TrialAnswer,
+    TrialRequest,
+    encode,
+    pool_job,
+    request_name,
+)
+from tilewright.measure.pool.workers import LostObject
 from tilewright.measure.single import Built
 from tilewright.measure.trial import TaskJob
 from tilewright.space.candidates import Candidates
 from tilewright.space.space import Config
 from tilewright.space.template import Work
+from tilewright.testing.pool import FaultyTimer, fault_log
 
 pytest.importorskip("ray")  # its version must agree on all nodes
 _MADE = Made(Built((), (), (), ()), 0.0)
@@ -93,6 +108,10 @@ def once(what: Callable[[TrialRequest, Stopwatch], None]) -> Callable[[TrialRequ
 def starts_slowly(request: TrialRequest, watch: Stopwatch) -> None:
     with watch.paused():
         time.sleep(1.0)
+
+
+def works_a_little(request: TrialRequest, watch: Stopwatch) -> None:
+    time.sleep(0.02)
 
 
 def works_long(request: TrialRequest, watch: Stopwatch) -> None:
@@ -261,12 +280,98 @@ def test_all_nodes_are_in_trouble(job: TaskJob, configs: list[Config]) -> None:
         assert any("given up after 3 attempts: the disk is full" in note for note in runner.notes)
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["other configs", "equal configs"])
+def test_builds_of_another_job_that_fail_cost_this_one_nothing(
+    job: TaskJob, configs: list[Config], shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tilewright.measure.pool.workers._PAUSE", 0.01)
+    other = TaskJob.of(Work(product(16, 24, 40), host()), 1)
+
+    class Picky(TestBuilder):
+        def _built(self, request: BuildRequest, watch: Stopwatch) -> tuple[bytes, bytes]:
+            if request.job == pool_job(other):
+                return encode(BuildAnswer(trouble="not this job")), b""
+            return super()._built(request, watch)
+
+    workers = pool(lambda: TestTimer("node0", lambda request, watch: time.sleep(0.2)), builders=())
+    workers.handles["builder/node0/0"] = Handle(lambda: Picky("node0", _MADE))
+    mine = configs[:4]
+    with Driver(workers) as runner:
+        runner.prepare(other, mine[:2] if shared else configs[4:6])
+        assert seconds(runner, job, mine) == expected(job, mine)
+        assert runner.measure(other, mine[:1]) == []
+    assert any("given up after 3 attempts: not this job" in note for note in runner.notes)
+
+
 def test_nobody_is_left(job: TaskJob, configs: list[Config]) -> None:
     workers = pool(lambda: TestTimer("node0"))
     with Driver(workers) as runner:
         workers.set_aside(workers.timers()[0], "it is being drained", for_good=True)
         with pytest.raises(MeasurementError, match=f"timer/node0/{LABEL}/0: it is being drained"):
             runner.measure(job, configs)
+
+
+class Counting(TestBuilder):
+    """It has a list of the configs that it was asked for."""
+
+    def __init__(self, node: str, reply: Made | Failed) -> None:
+        super().__init__(node, reply)
+        self.built: list[Config] = []
+
+    def _built(self, request: BuildRequest, watch: Stopwatch) -> tuple[bytes, bytes]:
+        self.built.append(request.config)
+        return super()._built(request, watch)
+
+
+class Forgetful(TestTimer):
+    """The object code of its first requests is gone: it was on a node that died."""
+
+    losses = 2
+
+    def trial(self, message: bytes, code: bytes, data: bytes = b"") -> bytes:
+        self._lose()
+        return super().trial(message, code, data)
+
+    def race(self, message: bytes, data: bytes, *codes: bytes) -> bytes:
+        self._lose()
+        return encode(RaceAnswer(((1e-5,), (2e-5,)), 0.1))
+
+    def _lose(self) -> None:
+        if self.losses:
+            self.losses -= 1
+            raise LostObject("gone")
+
+
+def counting(timer: Callable[[], Any]) -> tuple[ThreadWorkers, Counting]:
+    workers = pool(timer, builders=())
+    workers.handles["builder/node0/0"] = Handle(lambda: Counting("node0", _MADE))
+    return workers, workers.handles["builder/node0/0"].actor
+
+
+def test_lost_object_code_is_built_again(job: TaskJob, configs: list[Config]) -> None:
+    workers, builder = counting(lambda: Forgetful("node0"))
+    with Driver(workers) as runner:
+        assert seconds(runner, job, configs) == expected(job, configs)
+        assert runner.given_again == 2 and not runner.notes
+    assert len(builder.built) == len(configs) + 2
+
+
+def test_lost_object_code_of_a_race_is_built_again(job: TaskJob, configs: list[Config]) -> None:
+    workers, builder = counting(lambda: Forgetful("node0"))
+    with Driver(workers) as runner:
+        assert runner.race(job, configs[:2], 0.1) == [[1e-5], [2e-5]]
+    assert len(builder.built) == 3 * 2
+
+
+def test_object_code_that_is_lost_again_and_again_is_given_up(job: TaskJob, configs: list[Config]) -> None:
+    class Always(Forgetful):
+        losses = 100
+
+    workers, builder = counting(lambda: Always("node0"))
+    with Driver(workers) as runner:
+        assert runner.measure(job, configs[:1]) == []
+        assert runner.race(job, configs[1:3], 0.1) == [[], []]
+    assert len(builder.built) == 3 + 3 * 2
 
 
 # -- devices that cannot be trusted ------------------------------------------------------------------------------------
@@ -284,13 +389,140 @@ def test_a_device_that_is_slower_than_its_fellows_is_set_aside(job: TaskJob, con
     }
 
 
+class Slowing(TestTimer):
+    """Its reference kernel takes twice as long after some trials."""
+
+    def _measured(self, request: TrialRequest, code: bytes, data: bytes, watch: Stopwatch) -> TrialAnswer:
+        answer = super()._measured(request, code, data, watch)
+        return msgspec.structs.replace(answer, reference=1e-5 if len(self.measured) <= 4 else 2e-5)
+
+
+def test_a_device_that_becomes_slower_is_set_aside(job: TaskJob, configs: list[Config]) -> None:
+    workers = pool(lambda: Slowing("node0"), lambda: TestTimer("node1", works_a_little))
+    with Driver(workers) as runner:
+        for _ in range(20):
+            runner.acknowledge(job, runner.measure(job, configs))
+            if workers.aside:
+                break
+    assert workers.aside == {
+        f"timer/node0/{LABEL}/0": "it became 2.00x slower: its clock or its load changed"
+    }
+
+
+def test_the_only_device_is_used_although_it_becomes_slower(job: TaskJob, configs: list[Config]) -> None:
+    workers = pool(lambda: Slowing("node0"))
+    with Driver(workers) as runner:
+        assert seconds(runner, job, configs) == expected(job, configs)
+    assert not workers.aside
+    (note,) = runner.notes
+    assert "it became 2.00x slower" in note and "No other device can do its work" in note
+
+
 def test_a_device_that_calls_right_candidates_wrong_is_set_aside(job: TaskJob, configs: list[Config]) -> None:
     workers = pool(lambda: TestTimer("node0", failure="wrong"), lambda: TestTimer("node1"))
     with Driver(workers) as runner:
         assert seconds(runner, job, configs) == expected(job, configs)
     assert workers.aside == {
-        f"timer/node0/{LABEL}/0": "it failed a candidate that is right on timer/node1/cpu:test/0"
+        f"timer/node0/{LABEL}/0": "it failed a candidate (wrong) that is right on timer/node1/cpu:test/0"
     }
+
+
+class Crashing(TestTimer):
+    """Its first trial crashes, as when the system ends a process."""
+
+    def _measured(self, request: TrialRequest, code: bytes, data: bytes, watch: Stopwatch) -> TrialAnswer:
+        answer = super()._measured(request, code, data, watch)
+        if len(self.measured) > 1:
+            return answer
+        return TrialAnswer(request.trial, Measurement(request.candidate.config, failure="crash"), 1e-5, 0.5)
+
+
+def test_a_device_comes_back_after_one_crash(
+    job: TaskJob, configs: list[Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tilewright.measure.pool.workers._PAUSE", 0.01)
+    workers = pool(lambda: Crashing("node0"), lambda: TestTimer("node1"))
+    with Driver(workers) as runner:
+        assert seconds(runner, job, configs) == expected(job, configs)
+        assert any("it failed a candidate (crash) that is right on timer/node1/" in n for n in runner.notes)
+    deadline = time.monotonic() + 10
+    while len(workers.timers()) < 2 and time.monotonic() < deadline:
+        workers.refresh(0.1)
+    assert len(workers.timers()) == 2
+
+
+class Wrong(TestTimer):
+    """Its answers are well-formed; `changed`: what is wrong in them."""
+
+    def __init__(self, node: str, **changed: Any) -> None:
+        super().__init__(node)
+        self._changed = changed
+
+    def _measured(self, request: TrialRequest, code: bytes, data: bytes, watch: Stopwatch) -> TrialAnswer:
+        answer = super()._measured(request, code, data, watch)
+        inner = {name: value for name, value in self._changed.items() if name not in ("reference", "busy")}
+        outer = {name: value for name, value in self._changed.items() if name not in inner}
+        assert answer.measurement is not None
+        return msgspec.structs.replace(
+            answer, measurement=msgspec.structs.replace(answer.measurement, **inner), **outer
+        )
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"times": (0.0,)},
+        {"times": (1e-5, math.nan)},
+        {"times": (-1e-5,)},
+        {"times": (math.inf,)},
+        {"times": ()},
+        {"reference": math.nan},
+        {"busy": -5.0},
+    ],
+    ids=str,
+)
+def test_times_that_cannot_be_true(job: TaskJob, configs: list[Config], changed: dict[str, Any]) -> None:
+    workers = pool(lambda: Wrong("node0", **changed), lambda: TestTimer("node1"))
+    with Driver(workers) as runner:
+        assert seconds(runner, job, configs) == expected(job, configs)
+        assert set(runner.use) == {f"{LABEL} on node1"}
+    assert any("timer/node0/" in note and "it answered " in note for note in runner.notes)
+
+
+def test_races_with_times_that_cannot_be_true(job: TaskJob, configs: list[Config]) -> None:
+    class Racing(TestTimer):
+        wrong = 3
+
+        def race(self, message: bytes, data: bytes, *codes: bytes) -> bytes:
+            self.wrong -= 1
+            return encode(RaceAnswer(((1e-5,), (0.0 if self.wrong > 0 else 2e-5,)), 0.1))
+
+    with Driver(pool(lambda: Racing("node0"))) as runner:
+        assert runner.race(job, configs[:2], 0.1) == [[1e-5], [2e-5]]
+        assert runner.given_again == 2
+
+
+class Lying(FaultyTimer, TestTimer):
+    """Half of its answers are well-formed and wrong, or damaged."""
+
+    __test__ = False
+
+
+def test_answers_that_are_well_formed_and_wrong(
+    job: TaskJob, configs: list[Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("tilewright.testing.pool._FAULT_RATE", 0.5)
+    monkeypatch.setattr("tilewright.testing.pool.FAULTS", ("zero", "accuse", "corrupt"))
+    monkeypatch.setattr("tilewright.measure.pool.workers._PAUSE", 0.01)
+    workers = pool(lambda: Lying("node0"), lambda: TestTimer("node1"))
+    workers.handles[f"timer/node0/{LABEL}/0"].actor._random = Random(3)
+    with Driver(workers) as runner:
+        while len(set(logged := fault_log().read_text().split() if fault_log().exists() else [])) < 3:
+            found = runner.measure(job, configs)
+            assert [each.seconds for each in found] == expected(job, configs)
+            runner.acknowledge(job, found)
+    assert set(logged) == {"zero", "accuse", "corrupt"}
 
 
 # -- what counts -------------------------------------------------------------------------------------------------------
@@ -305,11 +537,34 @@ def test_a_driver_that_is_started_again_has_the_answers(job: TaskJob, configs: l
     with Driver(workers) as runner:
         assert runner.measure(job, configs) == first
         assert len(timer.measured) == len(configs)  # nothing was measured again
-        runner.acknowledge(first)
+        runner.acknowledge(job, first)
     deadline = time.monotonic() + 10
     while timer._answers and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not timer._answers
+
+
+def test_an_answer_after_the_deadline_is_kept(job: TaskJob, configs: list[Config]) -> None:
+    """It is in no database, so a driver that is started again can have it."""
+    late = request_name("trial", pool_job(job), configs[0], _SEED)
+
+    def slow(request: TrialRequest, watch: Stopwatch) -> None:
+        if request.trial == late:
+            time.sleep(0.5)
+
+    workers = pool(lambda: TestTimer("node0", slow))
+    timer = workers.handles[f"timer/node0/{LABEL}/0"].actor
+    with Driver(workers) as runner:
+        runner.build(job, configs)
+        assert runner.measure(job, configs[:1], deadline=time.monotonic() + 0.1) == []
+        found = runner.measure(job, configs[1:2])
+        assert set(timer._answers) == {late, request_name("trial", pool_job(job), configs[1], _SEED)}
+        runner.acknowledge(job, found)
+        runner.measure(job, configs[2:3])
+    deadline = time.monotonic() + 10
+    while len(timer._answers) > 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert set(timer._answers) == {late, request_name("trial", pool_job(job), configs[2], _SEED)}
 
 
 def test_seeds_of_validation_inputs() -> None:

@@ -112,7 +112,7 @@ def test_trials_as_a_local_runner_measures_them(
     with runner_of(workers) as runner:
         measured = runner.measure(job, configs)
         raced = runner.race(job, configs[:3], 0.2)
-        runner.acknowledge(measured)
+        runner.acknowledge(job, measured)
     assert [each.config for each in measured] == configs
     assert all(each.seconds and each.error is not None and each.error < 1e-5 for each in measured)
     assert all(raced)
@@ -184,7 +184,7 @@ def test_an_answer_is_kept_until_it_is_acknowledged(
         (first,) = runner.measure(job, configs[:1])
         (kept,) = runner_of(workers).measure(job, configs[:1])
         assert kept.times == first.times
-        runner.acknowledge([first])
+        runner.acknowledge(job, [first])
         (fresh,) = runner_of(workers).measure(job, configs[:1])
         assert fresh.times != first.times
 
@@ -239,6 +239,39 @@ def test_a_drained_node_takes_no_more(pool: str, job: TaskJob, configs: list[Con
             assert not any(newest in device for device in runner.use)
     with pytest.raises(PoolError, match="no node 'nobody'"):
         cluster.drain("nobody", address)
+    assert cluster.down((newest,)) == [newest]
+
+
+def test_object_code_that_dies_with_its_node_is_built_again(
+    pool: str, job: TaskJob, configs: list[Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All processes of the node that built it are killed before it is timed."""
+    before = set(cluster.nodes_here())
+    with monkeypatch.context() as patch:
+        patch.setenv(
+            "RAY_max_direct_call_object_size", "0"
+        )  # all answers stay on their node, as large ones do
+        cluster.join(Share(1, ()), pool)
+    (newest,) = set(cluster.nodes_here()) - before
+    with cluster.connected(pool, cluster.read_token(pool)):
+        workers = Workers()
+        workers.refresh()
+        others = [each for each in workers.builders() if each.hello.node != newest]
+        for each in others:
+            workers.set_aside(each, "not yet", for_good=True)
+        with runner_of(only(workers, PSEUDO.label)) as runner:
+            runner.build(job, configs)
+            node = psutil.Process(cluster.nodes_here()[newest]["pid"])
+            processes = [node, *node.children(recursive=True)]
+            for process in processes:
+                process.kill()
+            psutil.wait_procs(processes, timeout=10)
+            for each in others:
+                del workers.aside[each.name]
+            measured = runner.measure(job, configs)
+            assert [each.config for each in measured] == configs
+            assert all(each.seconds for each in measured)
+            assert runner.given_again >= len(configs)
     assert cluster.down((newest,)) == [newest]
 
 

@@ -72,7 +72,7 @@ def main() -> None:
             timers, builders = workers.timers(), workers.builders()
             with PoolRunner(workers, 1, user="tester", seed=7) as runner:
                 first = runner.measure(job, configs)
-                runner.acknowledge(first)
+                runner.acknowledge(job, first)
                 nodes = {device.rpartition(" on ")[2] for device in runner.use}
                 os.kill(timers[0].hello.pid, signal.SIGKILL)
                 second = runner.measure(job, configs)

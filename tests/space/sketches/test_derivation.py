@@ -11,7 +11,7 @@ from tests.space.checked import Inputs
 from tests.space.sketches.meaning import check_meaning
 from tests.space.sketches.tasks import EXAMPLES, conv, elementwise, linear, matmul, matmul_softmax, softmax
 from tests.work import python_calls
-from tilewright.errors import SketchError
+from tilewright.errors import SketchError, TilewrightWarning
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.graph.text import parse_graph
@@ -20,6 +20,8 @@ from tilewright.loops.ir import Kind, walk_stmts
 from tilewright.loops.text import print_program
 from tilewright.space.candidates import Candidates
 from tilewright.space.sketches import Move, Sketch, derive, register, unregister
+from tilewright.space.sketches.sketch import Values
+from tilewright.space.space import Knob
 from tilewright.space.template import Work
 
 
@@ -247,11 +249,42 @@ def test_a_rule_of_ones_own(registered) -> None:  # type: ignore[no-untyped-def]
         (Lazy(), r"rule 'lazy' gave a sketch in which add"),
     ],
 )
-def test_a_broken_rule_is_named(registered, rule: Columns, says: str) -> None:  # type: ignore[no-untyped-def]
+def test_a_broken_rule_is_named_and_left_out(registered, rule: Columns, says: str) -> None:  # type: ignore[no-untyped-def]
+    without = names(one_stage())
     registered(rule)
-    with pytest.raises(SketchError, match=says) as raised:
-        derive(Work(one_stage(), host()))
-    assert "unregister" in raised.value.remedy
+    with pytest.warns(TilewrightWarning, match=says):
+        assert names(one_stage()) == without
+
+
+class WrongKnobs(Columns):
+    name = "wrong knobs"
+
+    def apply(self, sketch: Sketch) -> Sequence[Sketch]:
+        move = Move(lambda schedule, values: schedule, (Knob("x", (1.5, 2.5)),))  # type: ignore[arg-type]
+        return [sketch.visited(move, name=self.name)]
+
+
+class RaisesInMoves(Columns):
+    name = "raises in moves"
+
+    def apply(self, sketch: Sketch) -> Sequence[Sketch]:
+        def bug(values: Values) -> bool:
+            raise KeyError("a bug of its author's")
+
+        return [sketch.visited(Move(lambda schedule, values: schedule, legal=bug), name=self.name)]
+
+
+def test_knobs_of_a_rule_that_are_none_are_left_out(registered) -> None:  # type: ignore[no-untyped-def]
+    registered(WrongKnobs())
+    with pytest.warns(TilewrightWarning, match="knob 'x' has choices that are not an int"):
+        assert derive(Work(one_stage(), host())) == ()
+
+
+def test_a_rule_whose_constraint_raises_has_no_legal_config(registered) -> None:  # type: ignore[no-untyped-def]
+    registered(RaisesInMoves())
+    candidates = Candidates.of(Work(one_stage(), host()))
+    with pytest.warns(TilewrightWarning, match="sketch:raises in moves.* cannot say which configs are legal"):
+        assert [applied.space.template for applied in candidates.applied] == ["default"]
 
 
 def test_a_move_that_is_illegal_is_named_with_its_rule(registered) -> None:  # type: ignore[no-untyped-def]

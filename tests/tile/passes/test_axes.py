@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import numpy as np
@@ -20,14 +21,15 @@ from tilewright.tile.ops import BlockAddress, pointer_to
 from tilewright.tile.passes.axes import AxisInfo, BlockInfo, analyse_axes, block_pointer_axes
 
 _SIZES = (1, 2, 4, 8, 16)
+Grid = tuple[int, int, int]
 
 
 def computed(
-    program: TileProgram, arrays: dict[str, np.ndarray], scalars: dict[str, int]
+    program: TileProgram, arrays: dict[str, np.ndarray], scalars: dict[str, int], grid: Grid, instance: int
 ) -> dict[Value, object]:
-    """The last value of each value of a program, in the instance (3, 0, 0)."""
+    """The last value of each value of a program, in one instance."""
     memory = Memory([tensor_argument(name, array) for name, array in arrays.items()], debug=False)
-    memory.grid, memory.current = (8, 1, 1), 3
+    memory.grid, memory.current = grid, instance
     values: dict[Value, object] = {}
     for param in program.params:
         known = memory.pointers.get(param.name)
@@ -35,7 +37,7 @@ def computed(
             known if known is not None else np.asarray(scalars[param.name], param.type.dtype.numpy)
         )
     with np.errstate(all="ignore"):
-        _Instance(memory, 3, False).run(program.body, values)
+        _Instance(memory, instance, False).run(program.body, values)
     return values
 
 
@@ -59,9 +61,17 @@ def check(info: AxisInfo, value: np.ndarray, what: str, pointer: bool = False) -
         assert np.all(equal == equal[:, :1]), f"{what}: constancy of axis {axis}"
 
 
-def hold(program: TileProgram, arrays: dict[str, np.ndarray], scalars: dict[str, int], facts: Facts) -> int:
+def hold(
+    program: TileProgram,
+    arrays: dict[str, np.ndarray],
+    scalars: dict[str, int],
+    facts: Facts,
+    grid: Grid = (8, 1, 1),
+    instance: int = 3,
+) -> int:
     """How many claims were more than nothing."""
-    values, told = computed(program, arrays, scalars), 0
+    values, told = computed(program, arrays, scalars, grid, instance), 0
+    text = str(program)
     for value, info in analyse_axes(program, facts).items():
         if value not in values:
             continue  # on a way that was not taken
@@ -76,15 +86,15 @@ def hold(program: TileProgram, arrays: dict[str, np.ndarray], scalars: dict[str,
             ):
                 parts += zip(infos, numbers, strict=True)
             for part, number in parts:
-                check(part, np.asarray(number, np.int64), str(program))
+                check(part, np.asarray(number, np.int64), text)
             addresses, _ = found.locate(value.type, ())
-            check(block_pointer_axes(info, value.type), addresses, str(program))
+            check(block_pointer_axes(info, value.type), addresses, text)
             continue
         if isinstance(value.type.element, Pointer) or not value.type.dtype.is_float:
             check(
                 info,
                 np.asarray(found),
-                f"{value.type} in\n{program}",
+                f"{value.type} in\n{text}",
                 isinstance(value.type.element, Pointer),
             )
             told += max(info.contiguity) > 1 or max(info.constancy) > 1 or max(info.divisor) > 1
@@ -201,7 +211,8 @@ def test_claims_hold_for_random_index_arithmetic(first: int) -> None:
 def test_claims_hold_for_random_programs() -> None:
     for seed in range(60):
         made = generate(seed)
-        hold(made.program, made.arrays, {}, Facts(True, tuple((p.name, 16) for p in made.program.params)))
+        last = math.prod(made.grid) - 1
+        hold(made.program, made.arrays, made.numbers, made.facts(1), made.grid, last)
 
 
 def loads_of(program: TileProgram) -> list[Op]:

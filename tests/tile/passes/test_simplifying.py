@@ -32,10 +32,8 @@ def test_random_programs_mean_the_same_after_a_pass(name: str) -> None:
         made = generate(seed)
         program = run_passes(made.program, [PASSES[name]])
         changed += program is not made.program
-        tensors = [tensor_argument(each, array) for each, array in made.arrays.items()]
-        interpret(program, (1, 1, 1), tensors, {}, debug=True, unwritten=list(made.wanted))
-        for each, wanted in made.wanted.items():
-            np.testing.assert_array_equal(made.arrays[each], wanted, err_msg=f"seed {seed}\n{program}")
+        made.interpret(program)
+        made.check(made.arrays, f"seed {seed}\n{program}")
         assert run_passes(program, [PASSES[name]]) is program or name == "peephole", (
             f"seed {seed}: not settled"
         )

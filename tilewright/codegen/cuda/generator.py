@@ -12,8 +12,10 @@ from tilewright.codegen.cuda.build import GpuSource, identity
 from tilewright.codegen.cuda.build import build as build_kernel
 from tilewright.codegen.cuda.tensor import tensor_source
 from tilewright.codegen.cuda.tiles.call import call_source
+from tilewright.errors import PipelineError
 from tilewright.hw.gpu import GpuMachine
 from tilewright.link import Linkable
+from tilewright.loops.ir import Program
 from tilewright.runtime.cuda.executor import AWAITS_TURN, TRIPLE
 from tilewright.runtime.plan import Launch
 from tilewright.space.implementation import Kernel
@@ -41,6 +43,23 @@ def build(
         arguments=made.arguments,
     )
     return found, made.cached
+
+
+def check_trial(kernel: Kernel, machine: GpuMachine, numerics: str, cache: ObjectCache | None) -> None:
+    """A pipelined loop holds more in registers: one that spills where the plain loop does not waits for memory in each
+    iteration."""
+    if not isinstance(kernel, Program) or kernel.unpipelined is None:
+        return
+    spilled, before = (
+        build_kernel(_source(each, machine), machine, numerics, cache).resources.spilled_bytes
+        for each in (kernel, kernel.unpipelined)
+    )
+    if spilled and not before:
+        raise PipelineError(
+            f"pipeline: {kernel.name}: pipelined, it spills {spilled} bytes of each thread's registers; without a"
+            " pipeline, none",
+            remedy="fewer stages, no registers a step ahead, or a smaller tile",
+        )
 
 
 def source(kernel: Kernel, machine: GpuMachine, numerics: str) -> str:

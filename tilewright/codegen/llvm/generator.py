@@ -43,6 +43,10 @@ def build(
     return found, made.cached
 
 
+def check_trial(kernel: Kernel, machine: CpuMachine, numerics: str, cache: ObjectCache | None) -> None:
+    """Spills are in L1, and measured like the rest."""
+
+
 def source(kernel: Kernel, machine: CpuMachine, numerics: str) -> str:
     if isinstance(kernel, TileCall):
         return call_ir(kernel, machine, _SYMBOL)

@@ -116,8 +116,10 @@ class _Level:
 
     @property
     def body(self) -> tuple[Stmt, ...]:
-        """The statements of the loop without the waits of the unpipelined program."""
-        return tuple(stmt for stmt in children(self.loop.body) if not isinstance(stmt, Commit | Await))
+        """The statements of the loop without its waits for these buffers. Those of a loop that fills registers are for
+        other buffers."""
+        stmts = children(self.loop.body)
+        return tuple(stmt for stmt in stmts if self.in_registers or not isinstance(stmt, Commit | Await))
 
     @property
     def producers(self) -> list[Stmt]:

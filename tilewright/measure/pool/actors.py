@@ -31,7 +31,7 @@ from tilewright.measure.jobs import Job
 from tilewright.measure.kernel_build import BuildKernel
 from tilewright.measure.kernel_job import DataFile, Grid3, KernelJob
 from tilewright.measure.measurement import Measurement
-from tilewright.measure.pool.turns import FairTurns, NodeGate, Requests, Stopwatch, starting
+from tilewright.measure.pool.turns import DeviceGate, FairTurns, Requests, Stopwatch, starting
 from tilewright.measure.pool.wire import (
     BuildAnswer,
     BuildRequest,
@@ -56,7 +56,6 @@ from tilewright.support.version import VERSION
 _BUILD_SECONDS = 45.0
 _BUILDER_MEMORY = 4 << 30
 _KEPT_ANSWERS = 1024
-_KEPT_RUNNERS = 2  # of different seeds
 _KEPT_LAUNCHES = 4  # of kernels, with the files of their tensors
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -66,7 +65,7 @@ class _Worker:
     users."""
 
     def __init__(self, node: str) -> None:
-        self._node, self._key, self._gate = node, _key(), NodeGate(node)
+        self._node, self._key = node, _key()
         self._turns, self._requests = FairTurns(), Requests()
         self._draining = False
 
@@ -108,6 +107,7 @@ class Builder(_Worker):
 
     def __init__(self, node: str) -> None:
         super().__init__(node)
+        self._gate = DeviceGate()
         self._child = Child(BUILDING, _BUILDER_MEMORY, ONE_THREAD, confined=True)
 
     def hello(self) -> bytes:
@@ -164,8 +164,9 @@ class Timer(_Worker):
     ) -> None:
         super().__init__(node)
         self._label, self._device, self._timing = label, device, timing
+        self._gate = None if timing else DeviceGate(device)
         self._machine = machine or _machine_here(device)
-        self._runners: OrderedDict[int, Runner] = OrderedDict()
+        self._runner: Runner | None = None  # for all users: their validation inputs have different seeds
         self._launches: OrderedDict[bytes, tuple[KernelJob, DataFile]] = OrderedDict()
         self._answers: OrderedDict[str, bytes] = OrderedDict()  # found, and not yet acknowledged
 
@@ -260,31 +261,22 @@ class Timer(_Worker):
 
     @contextmanager
     def _alone(self, seed: int, job: Job, threads: int, watch: Stopwatch) -> Iterator[Runner]:
-        """A runner that is ready for a job. No build of this node runs at the same time, except for a GPU, which builds
-        do not disturb."""
+        """A runner that is ready for a job. Nothing else is timed on the device at the same time, and nothing is built
+        on this machine, except for a GPU, which builds do not disturb."""
         with ExitStack() as stack:
             with watch.paused():
-                runner = self._runner(seed, job, threads)
-                if self._device is None and not self._timing:
+                runner = self._ready(seed, job, threads)
+                if self._gate is not None:
                     stack.enter_context(self._gate.timing())
             yield runner
 
-    def _runner(self, seed: int, job: Job, threads: int) -> Runner:
-        """A runner whose processes have started and whose validation inputs for the job exist."""
-        runner = self._runners.pop(seed, None)
-        if runner is None:
-            while len(self._runners) >= _KEPT_RUNNERS:
-                self._runners.popitem(last=False)[1].close()
-            runner = Runner(
-                threads,
-                builders=1,
-                seed=seed,
-                device=self._device,
-                timing=self._timing or TIMING,
-                confined=True,
-            )
-        self._runners[seed] = runner
-        runner.threads = threads
+    def _ready(self, seed: int, job: Job, threads: int) -> Runner:
+        """The runner, whose processes have started and whose validation inputs for the job exist."""
+        if self._runner is None:
+            timing = self._timing or TIMING
+            self._runner = Runner(threads, builders=1, device=self._device, timing=timing, confined=True)
+        runner = self._runner
+        runner.threads, runner.seed = threads, seed
         with nullcontext() if runner.is_started else starting():
             runner.start()
             runner.build(job, [])

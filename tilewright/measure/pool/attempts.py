@@ -33,16 +33,16 @@ _LONGEST_SECONDS = 3600.0  # that a request may wait
 class Work:
     """A build, trial or race. `name`: the worker's name for the request. `lost`: the workers that failed to do it."""
 
-    key: Any
     name: str
     begin: Callable[[Worker], Any]  # -> a Ray reference to the answer
     done: Callable[[Worker, Any], str]  # takes the answer; "" or what is wrong with the worker
+    give_up: Callable[[], None]  # called once no worker is asked any more
     timers: str | None  # the machine whose timers can do it; None: any builder
     seconds: float  # that a worker may work on it
     lost: list[str] = field(default_factory=list)
-    failed_on: Worker | None = (
-        None  # the device that calls the candidate wrong, until another has said so too
-    )
+    rebuild: Callable[[], None] | None = None  # called if the object code that it needs was lost with a node
+    failed_on: Worker | None = None  # the device that failed the candidate, until another has too
+    failure: str = ""  # how it failed there
 
 
 @dataclass

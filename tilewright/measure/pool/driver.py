@@ -17,6 +17,7 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,11 @@ from tilewright.measure.pool.wire import (
     TrialAnswer,
     TrialRequest,
     encode,
+    impossible,
     pool_job,
     request_name,
 )
-from tilewright.measure.pool.workers import Worker, Workers
+from tilewright.measure.pool.workers import LostObject, Worker, Workers
 from tilewright.space.registration import registering_modules
 from tilewright.space.space import Config
 
@@ -53,7 +55,7 @@ _TICK = 0.05
 _REFRESH_SECONDS = 5.0
 _DRIFT = 1.25  # times slower than at first, or than its fellows, the reference kernel may be
 _DRIFTING = 3  # trials in a row beyond it
-_DISPUTED = ("wrong", "crash")  # failures that a broken device would cause too: two devices have to agree
+_DISPUTED = ("wrong", "crash")  # failures that a bad device would cause too: two devices have to agree
 _SECOND_OPINION = "second opinion"
 _DRAINING = "draining"
 _KEPT_CODE = 512
@@ -85,10 +87,6 @@ class BuiltCode:
     seal: bytes
 
 
-class LostWork(Exception):
-    """Every worker that could do this work item has failed."""
-
-
 class PoolRunner:
     """Measures configs on the devices of a pool. `user`: devices are shared fairly among users. `seed`: of the
     validation inputs. `note`: called with problems of nodes. `patience`: seconds of work on a trial after which its
@@ -118,8 +116,11 @@ class PoolRunner:
         self._sent: OrderedDict[Job, _Sent] = OrderedDict()
         self._code: dict[tuple[Job, Config], BuiltCode | Measurement] = {}
         self._ordered: set[tuple[Job, Config]] = set()
-        self._answered_by: dict[str, Worker] = {}  # trials that are not acknowledged yet
+        self._answered_by: dict[
+            tuple[Job, Config], tuple[str, Worker]
+        ] = {}  # not acknowledged yet: trial, timer
         self._refreshed = time.monotonic()
+        self._slower: set[str] = set()  # devices that became slower and have no fellow
         self.given_again = 0
         self.use: dict[str, DeviceUse] = {}  # by device
 
@@ -159,7 +160,7 @@ class PoolRunner:
     def build(self, job: Job, configs: Sequence[Config]) -> None:
         """Wait until these are built, or every builder has failed."""
         self.prepare(job, configs)
-        self._work_off(lambda: not any((job, config) in self._ordered for config in configs), _ignore, None)
+        self._work_off(lambda: not any((job, config) in self._ordered for config in configs), None)
 
     def measure(
         self,
@@ -176,23 +177,34 @@ class PoolRunner:
         for config in waiting:
             self._order_build(job, config)
         asked: set[Config] = set()
+        built: Counter[Config] = Counter()
+
+        def rebuild(config: Config) -> None:
+            built[config] += 1
+            if built[config] < GIVEN:
+                self._rebuild(job, config)
+                asked.discard(config)
+            else:
+                lost.add(config)
 
         def is_done() -> bool:
             for config in waiting:
-                code = self._code.get((job, config))
-                if code is None or config in asked:
+                key = (job, config)
+                code = self._code.get(key)
+                if config in asked or key in self._ordered:
                     continue
                 asked.add(config)
-                if isinstance(code, Measurement):
+                if code is None:
+                    lost.add(config)  # no builder could build it
+                elif isinstance(code, Measurement):
                     found[config] = code
                 else:
-                    self._queue.append(self._trial(job, config, code, best, found))
-            return len(found) + len(lost) == len(waiting)
+                    work = self._trial(job, config, code, best, found, lost)
+                    work.rebuild = partial(rebuild, config)
+                    self._queue.append(work)
+            return len(found.keys() | lost) == len(waiting)
 
-        def give_up(work: Work) -> None:
-            lost.add(work.key[1])
-
-        self._work_off(is_done, give_up, deadline)
+        self._work_off(is_done, deadline)
         self._forget_code()
         return [found[config] for config in configs if config in found]
 
@@ -207,24 +219,47 @@ class PoolRunner:
         anchor, others = running[0], running[1:]
         groups = [[anchor, *others[start::devices]] for start in range(min(devices, max(1, len(others))))]
         raced: list[Mapping[Config, tuple[float, ...]]] = []
-        for group in groups:
-            self._queue.append(self._race(job, group, seconds * len(group) / len(running), raced))
-        wanted = len(groups)
-        lost: list[Work] = []
-        self._work_off(lambda: len(raced) + len(lost) == wanted, lost.append, None)
+        waiting = [(group, 1) for group in groups]  # and how often it was built
+
+        def rebuild(group: list[Config], built: int) -> None:
+            if built == GIVEN:
+                raced.append({})
+                return
+            for config in group:
+                self._rebuild(job, config)
+            waiting.append((group, built + 1))
+
+        def is_done() -> bool:
+            for group, built in list(waiting):
+                if any((job, config) in self._ordered for config in group):
+                    continue
+                waiting.remove((group, built))
+                able = [config for config in group if isinstance(self._code.get((job, config)), BuiltCode)]
+                if not able:
+                    raced.append({})
+                    continue
+                work = self._race(job, able, seconds * len(able) / len(running), raced)
+                work.rebuild = partial(rebuild, able, built)
+                self._queue.append(work)
+            return len(raced) == len(groups)
+
+        self._work_off(is_done, None)
         times = comparable(raced, anchor)
         self._forget_code()
         return [times.get(config, []) for config in configs]
 
-    def acknowledge(self, measured: Sequence[Measurement]) -> None:
+    def acknowledge(self, job: Job, measured: Sequence[Measurement]) -> None:
         """Tell the timers that these results are on disk, so that they need not keep them."""
-        names = dict(self._answered_by)
-        by_worker: dict[str, list[str]] = {}
-        for trial, worker in names.items():
-            by_worker.setdefault(worker.name, []).append(trial)
-        for trials in by_worker.values():
-            names[trials[0]].tell("acknowledge", trials)
-        self._answered_by.clear()
+        trials: dict[str, list[str]] = {}
+        workers: dict[str, Worker] = {}
+        for each in measured:
+            answered = self._answered_by.pop((job, each.config), None)
+            if answered is not None:
+                trial, worker = answered
+                workers[worker.name] = worker
+                trials.setdefault(worker.name, []).append(trial)
+        for name, worker in workers.items():
+            worker.tell("acknowledge", trials[name])
 
     # -- kinds of work --------------------------------------------------------------------------------------------
 
@@ -261,10 +296,24 @@ class PoolRunner:
                 self._code[key] = BuiltCode(code[0], built.seal)
             return ""
 
-        self._queue.append(Work(key, name, begin, done, None, _BUILD_SECONDS))
+        def give_up() -> None:
+            self._ordered.discard(key)
+
+        self._queue.append(Work(name, begin, done, give_up, None, _BUILD_SECONDS))
+
+    def _rebuild(self, job: Job, config: Config) -> None:
+        """Its object code is lost."""
+        self._code.pop((job, config), None)
+        self._order_build(job, config)
 
     def _trial(
-        self, job: Job, config: Config, code: BuiltCode, best: float | None, found: dict[Config, Measurement]
+        self,
+        job: Job,
+        config: Config,
+        code: BuiltCode,
+        best: float | None,
+        found: dict[Config, Measurement],
+        lost: set[Config],
     ) -> Work:
         sent = self._as_sent(job)
         name = request_name("trial", sent.job, config, self.seed)
@@ -280,18 +329,27 @@ class PoolRunner:
                 return reply.trouble
             if reply.trial != name or reply.measurement is None or reply.measurement.config != config:
                 return "it answered another question"
+            measured = reply.measurement
+            if not measured.failure and not measured.times:
+                return "it answered neither a time nor a failure"
+            if wrong := impossible(measured.times, measured.build_seconds, reply.reference, reply.busy):
+                return wrong
             self._used(worker, 1, reply.busy)
             self._watch(worker, reply.reference)
-            if reply.measurement.failure in _DISPUTED and work.failed_on is None and self._fellows(worker):
-                work.failed_on = worker
+            if measured.failure in _DISPUTED and work.failed_on is None and self._fellows(worker):
+                work.failed_on, work.failure = worker, measured.failure
                 return _SECOND_OPINION
-            if work.failed_on is not None and not reply.measurement.failure:
-                self._set_aside(work.failed_on, f"it failed a candidate that is right on {worker.name}")
-            found[config] = reply.measurement
-            self._answered_by[name] = worker
+            if work.failed_on is not None and not measured.failure:
+                reason = f"it failed a candidate ({work.failure}) that is right on {worker.name}"
+                self._set_aside(work.failed_on, reason, for_good=work.failure == "wrong")
+            found[config] = measured
+            self._answered_by[job, config] = name, worker
             return ""
 
-        work = Work((job, config), name, begin, done, sent.job.described, self.patience)
+        def give_up() -> None:
+            lost.add(config)
+
+        work = Work(name, begin, done, give_up, sent.job.described, self.patience)
         return work
 
     def _race(
@@ -317,11 +375,16 @@ class PoolRunner:
                 return reply.trouble
             if len(reply.times) != len(configs):
                 return "it answered another question"
+            if wrong := impossible([each for times in reply.times for each in times], reply.busy):
+                return wrong
             self._used(worker, 0, reply.busy)
             raced.append(dict(zip(configs, reply.times, strict=True)))
             return ""
 
-        return Work((job, tuple(configs)), name, begin, done, sent.job.described, self.patience + seconds)
+        def give_up() -> None:
+            raced.append(dict.fromkeys(configs, ()))
+
+        return Work(name, begin, done, give_up, sent.job.described, self.patience + seconds)
 
     def _as_sent(self, job: Job) -> _Sent:
         """The job as it is sent. The tensors of a launch are put into the pool's object store only once."""
@@ -341,9 +404,7 @@ class PoolRunner:
 
     # -- giving work out ------------------------------------------------------------------------------------------
 
-    def _work_off(
-        self, is_done: Callable[[], bool], give_up: Callable[[Work], None], deadline: float | None
-    ) -> None:
+    def _work_off(self, is_done: Callable[[], bool], deadline: float | None) -> None:
         while not is_done():
             if deadline is not None and (self.spent or time.monotonic() > deadline):
                 self._queue = deque(work for work in self._queue if work.timers is None)
@@ -352,7 +413,7 @@ class PoolRunner:
             if not self._running and self._queue:
                 self._stuck()
             for attempt, answer in self._answers():
-                self._take(attempt, answer, give_up)
+                self._take(attempt, answer)
             if time.monotonic() - self._refreshed > (_TICK if self.workers.has_news else _REFRESH_SECONDS):
                 self._refresh()
 
@@ -393,8 +454,13 @@ class PoolRunner:
         for reference, error in hanging.items():
             yield self._running.pop(reference), error
 
-    def _take(self, attempt: Attempt, answer: Any, give_up: Callable[[Work], None]) -> None:
+    def _take(self, attempt: Attempt, answer: Any) -> None:
         worker, work = attempt.worker, attempt.work
+        if isinstance(answer, LostObject) and work.rebuild is not None:
+            attempt.is_answered = attempt.has_ended = True
+            self.given_again += 1
+            work.rebuild()
+            return
         attempt.is_answered, attempt.has_ended = not isinstance(answer, BaseException), True
         if isinstance(answer, BaseException):
             trouble = f"{type(answer).__name__}: {answer}".splitlines()[0]
@@ -422,8 +488,7 @@ class PoolRunner:
             self._queue.append(work)
         else:
             self._note(f"given up after {GIVEN} attempts: {trouble}")
-            self._ordered.discard(work.key)
-            give_up(work)
+            work.give_up()
 
     def _stuck(self) -> None:
         """No known worker can do the waiting work: refresh the list of workers. Raises MeasurementError if none can."""
@@ -456,22 +521,26 @@ class PoolRunner:
             self._note(f"{worker.name} on {worker.host} is set aside: {reason}")
 
     def _fellows(self, worker: Worker) -> list[Worker]:
-        return [each for each in self.workers.timers(worker.machine) if each is not worker]
+        return [each for each in self.workers.timers(worker.machine) if each.name != worker.name]
 
     def _watch(self, worker: Worker, reference: float) -> None:
         """Compare a device's recent reference times with its first ones, and with those of other devices of its label;
-        set it aside if it is much slower. Without other devices nothing is compared: races compare times of one
-        moment."""
+        set it aside if it is much slower. The only device of its label is used all the same, with a note."""
         if not reference:
             return
         worker.references.append(reference)
         seen, fellows = list(worker.references), self._fellows(worker)
-        if len(seen) < _DRIFTING or not fellows:
+        if len(seen) < _DRIFTING:
             return
         now, usual = statistics.median(seen[-_DRIFTING:]), statistics.median(seen[:_DRIFTING])
         others = [statistics.median(each.references) for each in fellows if len(each.references) >= _DRIFTING]
         if len(seen) >= 2 * _DRIFTING and now > _DRIFT * usual:
-            self._set_aside(worker, f"it became {now / usual:.2f}x slower: its clock or its load changed")
+            reason = f"it became {now / usual:.2f}x slower: its clock or its load changed"
+            if fellows:
+                self._set_aside(worker, reason)
+            elif worker.name not in self._slower:
+                self._slower.add(worker.name)
+                self._note(f"{worker.name} on {worker.host}: {reason}. No other device can do its work")
         elif others and now > _DRIFT * statistics.median(others):
             slower = now / statistics.median(others)
             self._set_aside(worker, f"its reference kernel takes {slower:.2f}x the time of its fellows'")
@@ -481,10 +550,6 @@ class PoolRunner:
             del self._code[next(iter(self._code))]
 
 
-def _ignore(work: Work) -> None:
-    """Ignore an answer; callers see that the result is missing."""
-
-
 def comparable(
     raced: Sequence[Mapping[Config, tuple[float, ...]]], anchor: Config
 ) -> dict[Config, list[float]]:
@@ -492,7 +557,7 @@ def comparable(
     times: dict[Config, list[float]] = {}
     unit = 0.0
     for race in raced:
-        own = statistics.median(race[anchor]) if race[anchor] else 0.0
+        own = statistics.median(race[anchor]) if race.get(anchor) else 0.0
         if not own:
             continue
         unit = unit or own

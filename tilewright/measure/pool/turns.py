@@ -1,14 +1,15 @@
-"""Schedules the users of a node: one at a time on a device, and no build during a timing.
+"""Schedules the users of a machine: one at a time on a device, and no build during a timing.
 
-`FairTurns` shares one device between users inside its timer. `NodeGate` prevents builds and timings of one node from
-overlapping, across processes; the operating system releases the locks of a process that dies. `starting` lets the
-processes of a machine start one after the other. `Requests` knows how long each request has been worked on.
+`FairTurns` shares one device between users inside its timer. `DeviceGate` prevents builds and timings on one machine
+from overlapping, across processes and nodes; the operating system releases the locks of a process that dies. `starting`
+lets the processes of a machine start one after the other. `Requests` knows how long each request has been worked on.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import tempfile
 import threading
 import time
@@ -16,6 +17,9 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
+
+from tilewright.errors import PoolError
 
 _START_SECONDS = 60.0  # that a process waits for others to start: one that hangs does not hold up the rest
 _TICK = 0.05
@@ -57,13 +61,15 @@ class FairTurns:
             return sum(map(len, self._waiting.values()))
 
 
-class NodeGate:
-    """Builds of a node run concurrently, and a timing runs alone. Admission is in order of arrival, so a stream of
-    builds does not delay a timing indefinitely."""
+class DeviceGate:
+    """Admits the users of one device of this machine, whatever node of a pool they belong to. Builds run concurrently
+    on the processor, and a timing runs alone on its device. Admission is in order of arrival, so a stream of builds
+    does not delay a timing indefinitely. `gpu`: its number; None: the processor."""
 
-    def __init__(self, node: str, folder: Path | None = None) -> None:
+    def __init__(self, gpu: int | None = None, folder: Path | None = None) -> None:
         folder = folder or _folder()
-        self._entrance, self._inside = (folder / f"{node}.{name}" for name in ("entrance", "inside"))
+        device = "processor" if gpu is None else f"gpu-{_gpu_name(gpu)}"
+        self._entrance, self._inside = (folder / f"{device}.{name}" for name in ("entrance", "inside"))
 
     @contextmanager
     def building(self) -> Iterator[None]:
@@ -77,25 +83,42 @@ class NodeGate:
 
     @contextmanager
     def _held(self, how: int) -> Iterator[None]:
-        with open(self._inside, "w") as inside:
-            with open(self._entrance, "w") as entrance:
+        with _lock_file(self._inside) as inside:
+            with _lock_file(self._entrance) as entrance:
                 fcntl.flock(entrance, fcntl.LOCK_EX)
                 fcntl.flock(inside, how)
             yield
 
 
 def _folder() -> Path:
-    """A folder of this user for the locks of all nodes of this machine."""
+    """A folder of this user for the locks of all nodes of this machine. Raises PoolError if others may write there."""
     folder = Path(tempfile.gettempdir()) / f"tilewright-pool-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PoolError(
+            f"{folder}, where a pool's nodes keep their locks, is not a folder of this user alone",
+            remedy=f"remove it, or make it yours: chmod 700 {folder}; or set TMPDIR to a folder of your own",
+        )
     return folder
+
+
+def _gpu_name(number: int) -> str:
+    """The same for processes that see different GPUs."""
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return seen[number].strip() if number < len(seen) and seen[number] else str(number)
+
+
+def _lock_file(path: Path) -> IO[bytes]:
+    """Opened, and made if it does not exist; a link is not followed."""
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "r+b")
 
 
 @contextmanager
 def starting(folder: Path | None = None, patience: float = _START_SECONDS) -> Iterator[None]:
     """Start one process at a time on a machine; after `patience` seconds, start without waiting."""
     deadline = time.monotonic() + patience
-    with open((folder or _folder()) / "starting", "w") as file:
+    with _lock_file((folder or _folder()) / "starting") as file:
         while time.monotonic() < deadline:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -143,6 +145,17 @@ class RaceAnswer(msgspec.Struct, frozen=True):
 
 def encode(message: msgspec.Struct) -> bytes:
     return msgspec.msgpack.encode(message)
+
+
+def impossible(times: Sequence[float], *seconds: float) -> str:
+    """What cannot be true of an answer, or "". `times`: of calls, which take some time; `seconds`: may be 0."""
+    for each in times:
+        if not 0.0 < each < math.inf:
+            return f"it answered a call that took {each} s"
+    for each in seconds:
+        if not 0.0 <= each < math.inf:
+            return f"it answered a duration of {each} s"
+    return ""
 
 
 def seal_key(token: str) -> bytes:

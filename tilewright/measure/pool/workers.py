@@ -29,6 +29,10 @@ _PAUSE, _MAX_PAUSE = 1.0, 60.0  # seconds without work after trouble: at first, 
 _REMEMBERED = 512  # times of the reference kernel
 
 
+class LostObject(Exception):
+    """What a request needs, or its answer, was on a node that died."""
+
+
 @dataclass
 class Worker:
     """A builder or a timer."""
@@ -275,5 +279,7 @@ class Workers:
 
         try:
             return ray.get(reference, timeout=5.0)
+        except ray.exceptions.ObjectLostError as error:
+            return LostObject(str(error).splitlines()[0])
         except ray.exceptions.RayError as error:
             return error

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from dataclasses import replace
 
 from tilewright import te
-from tilewright.errors import SketchError
+from tilewright.errors import SketchError, TilewrightWarning
 from tilewright.graph.lower import lower_graph
 from tilewright.loops.schedule import Schedule
+from tilewright.space.guard import GuardedApplied, left_out
 from tilewright.space.sketches.applied import AppliedSketch
-from tilewright.space.sketches.rules import RULES
+from tilewright.space.sketches.rules import all_rules, is_built_in
 from tilewright.space.sketches.sketch import Rule, Sketch
-from tilewright.space.template import Work
+from tilewright.space.template import Applied, Work
 
 PREFIX = "sketch:"
 MAX = 16  # maximum sketches of a task: rules that branch could make many
 
 
-def derive(work: Work) -> tuple[AppliedSketch, ...]:
+def derive(work: Work) -> tuple[Applied, ...]:
     """The sketches of a task; none if no rule handles some stage. The same task always gives the same sketches with
-    the same names."""
+    the same names. A faulty rule of a user's costs its own sketches."""
     output, inputs = lower_graph(work.task.graph)
     if not isinstance(output, te.Compute) or 0 in output.shape:
         return ()
@@ -34,13 +36,33 @@ def derive(work: Work) -> tuple[AppliedSketch, ...]:
             waiting = [*_next(sketch), *waiting]
         else:
             finished.append(sketch)
-    return tuple(AppliedSketch(name, sketch) for name, sketch in zip(_names(finished), finished, strict=True))
+    named = zip(_names(finished), finished, strict=True)
+    return tuple(applied for name, sketch in named if (applied := _presented(name, sketch)) is not None)
+
+
+def _presented(name: str, sketch: Sketch) -> Applied | None:
+    applied = AppliedSketch(name, sketch)
+    if not sketch.users:
+        return applied
+    guarded = GuardedApplied(applied, name, sketch.work)
+    try:
+        guarded.space  # noqa: B018
+    except Exception as error:
+        left_out(name, f"give a space for {sketch.work.task.label}", error)
+        return None
+    return guarded
 
 
 def _next(sketch: Sketch) -> list[Sketch]:
     found: list[Sketch] = []
-    for rule in RULES:
-        made = _applied(rule, sketch)
+    for rule in all_rules():
+        try:
+            made = _applied(rule, sketch)
+        except SketchError as error:
+            if is_built_in(rule) and not sketch.users:
+                raise
+            warnings.warn(f"{error.message}; it is left out there", TilewrightWarning, stacklevel=2)
+            continue
         found += made
         if made and rule.alone:
             break
@@ -63,9 +85,12 @@ def _applied(rule: Rule, sketch: Sketch) -> list[Sketch]:
                 f"rule {rule.name!r} gave a sketch in which {sketch.stage} is still to be visited"
             )
     known = len(sketch.moves)
+    users = sketch.users or not is_built_in(rule)
     return [
         replace(
-            each, moves=(*each.moves[:known], *(replace(move, rule=rule.name) for move in each.moves[known:]))
+            each,
+            moves=(*each.moves[:known], *(replace(move, rule=rule.name) for move in each.moves[known:])),
+            users=users,
         )
         for each in made
     ]

@@ -57,6 +57,7 @@ class Sketch:
     - `boxes`: how much of each placed stage a block of the output needs.
     - `operands`: how each copied operand of a product is stored.
     - `bare`: placed stages whose own loops are unchanged, for the rule that tiles them.
+    - `users`: whether a rule that a user registered had a part in it.
     """
 
     work: Work
@@ -69,6 +70,7 @@ class Sketch:
     operands: Mapping[str, str] = field(default_factory=dict)
     products: tuple[Tiled, ...] = ()
     bare: frozenset[str] = frozenset()
+    users: bool = False
 
     @property
     def stage(self) -> str:

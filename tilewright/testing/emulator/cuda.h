@@ -44,8 +44,29 @@ T atomicAdd(T* to, T x) {
   *to = old + x;
   return old;
 }
-inline unsigned short atomicCAS(unsigned short* at, unsigned short expected, unsigned short wanted) {
-  const unsigned short old = *at;
+#define ATOMIC(name, T, result)        \
+  inline T name(T* to, T x) {          \
+    const T old = *to;                 \
+    *to = result;                      \
+    return old;                        \
+  }
+#define ATOMIC_OF_EACH(name, result)         \
+  ATOMIC(name, int, result)                  \
+  ATOMIC(name, unsigned, result)             \
+  ATOMIC(name, unsigned long long, result)
+ATOMIC_OF_EACH(atomicMax, old > x ? old : x)
+ATOMIC_OF_EACH(atomicMin, old < x ? old : x)
+ATOMIC(atomicMax, long long, old > x ? old : x)
+ATOMIC(atomicMin, long long, old < x ? old : x)
+ATOMIC_OF_EACH(atomicAnd, old & x)
+ATOMIC_OF_EACH(atomicOr, old | x)
+ATOMIC_OF_EACH(atomicXor, old ^ x)
+ATOMIC_OF_EACH(atomicExch, x)
+ATOMIC(atomicExch, float, x)
+template <class T>
+T atomicCAS(T* at, T expected, T wanted) {
+  static_assert(std::is_unsigned_v<T> || std::is_same_v<T, int>, "the types that CUDA has");
+  const T old = *at;
   if (old == expected) *at = wanted;
   return old;
 }

@@ -43,7 +43,9 @@ def promote(a: DType, b: DType) -> DType:
     return {DType.U8: DType.I16, DType.U16: I32, DType.U32: I64}[unsigned]
 
 
-def literal_type(value: bool | int | float) -> DType:
+def literal_type(value: bool | int | float | np.generic) -> DType:
+    """The type of a number of Python; NumPy's are taken as Python's."""
+    value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, bool):
         return BOOL
     if isinstance(value, int):
@@ -167,7 +169,7 @@ class Builder:
                 continue
             if not is_number(each):
                 raise KernelTypeError(f"{what} takes tiles and numbers, got {describe(each)}")
-            kind = literal_type(each.item() if isinstance(each, np.generic) else each)
+            kind = literal_type(each)
             if kind.is_float and not dtype.is_float:
                 dtype = F32
             elif dtype is BOOL or not tiles:

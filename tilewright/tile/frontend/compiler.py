@@ -32,7 +32,7 @@ _DEEPEST_CALL = 32
 @dataclass(frozen=True)
 class Compiled:
     program: TileProgram
-    # Numbers from outside of the kernel that became constants, by function and name: if one changes, compile again.
+    # What comes from outside of the kernel, by function or module and name: if it changes, compile again.
     captured: Captured
 
 

@@ -25,7 +25,7 @@ from tilewright.support.source import SourceLocation
 from tilewright.tile.frontend import language
 from tilewright.tile.frontend.builder import Builder, describe, is_number, pointer_type, tile_type
 from tilewright.tile.frontend.builtin import Builtin
-from tilewright.tile.frontend.source import FunctionSource, lookup
+from tilewright.tile.frontend.source import FunctionSource, Owner, lookup
 from tilewright.tile.ir import Block, If, Pointer, Value
 from tilewright.tile.op import BOOL, F32, I32
 
@@ -98,7 +98,7 @@ class Expressions:
         self.source = source
         self.caller = caller
         self.names: dict[str, Any] = {}
-        self.captured: dict[tuple[Any, str], Any] = {}  # globals that became constants
+        self.captured: dict[tuple[Owner, str], Any] = {}  # from outside, as `source.Captured`
 
     def call_function(self, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         raise NotImplementedError
@@ -146,10 +146,8 @@ class Expressions:
             close = difflib.get_close_matches(node.id, list(self.names), n=1)
             remedy = f"did you mean `{close[0]}`?" if close else None
             raise KernelNameError(f"`{node.id}` is not defined", remedy=remedy)
-        if is_number(value) or isinstance(value, (str, tuple, DType)) or value is None:
+        if is_number(value) or isinstance(value, (str, tuple, DType)) or value is None or _usable(value):
             self.captured[self.source.function, node.id] = value
-            return value
-        if _usable(value):
             return value
         raise KernelTypeError(
             f"`{node.id}` is a {type(value).__name__} from outside of the kernel",
@@ -343,7 +341,10 @@ class Expressions:
                 close = difflib.get_close_matches(node.attr, names, n=1)
                 remedy = f"did you mean `{close[0]}`?" if close else None
                 raise KernelNameError(f"module {value.__name__} has no `{node.attr}`", remedy=remedy)
-            return getattr(value, node.attr)
+            found = getattr(value, node.attr)
+            if not isinstance(found, Builtin):  # what the language consists of does not change
+                self.captured[value, node.attr] = found
+            return found
         if isinstance(value, (DType, Pointer)) and hasattr(value, node.attr):
             return getattr(value, node.attr)
         raise KernelSyntaxError(

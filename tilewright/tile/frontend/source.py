@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -46,9 +47,12 @@ class FunctionSource:
         )
 
 
-def lookup(function: Any, name: str) -> tuple[bool, Any]:
-    """Look up a name in the function's closure, then in its module, then among Python's built-ins."""
-    function = inspect.unwrap(function)
+def lookup(owner: Any, name: str) -> tuple[bool, Any]:
+    """Look up a name that a function uses: in its closure, then in its module, then among Python's built-ins. Of a
+    module, an attribute."""
+    if isinstance(owner, types.ModuleType):
+        return hasattr(owner, name), getattr(owner, name, None)
+    function = inspect.unwrap(owner)
     if name in function.__code__.co_freevars:
         cell = function.__closure__[function.__code__.co_freevars.index(name)]
         try:
@@ -62,12 +66,31 @@ def lookup(function: Any, name: str) -> tuple[bool, Any]:
     return name in names, names.get(name)
 
 
-Captured = Sequence[tuple[Callable[..., Any], str, Any]]  # function, name, value
+Owner = Callable[..., Any] | types.ModuleType
+Captured = Sequence[
+    tuple[Owner, str, Any]
+]  # a function and a name that it uses, or a module and an attribute; value
 
 
 def is_current(captured: Captured) -> bool:
-    """Whether the outside names that became constants in the kernel still have the same values."""
-    return all(lookup(function, name) == (True, value) for function, name, value in captured)
+    """Whether the outside names that a kernel uses still have the same values: constants, functions and modules."""
+    for owner, name, value in captured:
+        found, now = lookup(owner, name)
+        if not found or not _same(now, value):
+            return False
+    return True
+
+
+def _same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(_same(a, b) for a, b in zip(one, other, strict=True))
+    if isinstance(one, float):
+        return repr(one) == repr(other)  # 0.0 and -0.0 are equal
+    return isinstance(one, (int, str)) and one == other
 
 
 def read(function: Callable[..., Any]) -> FunctionSource:

@@ -39,6 +39,16 @@ class Launch:
         return emit_tile_program(self.program, self.facts, machine, self.warps, self.stages)
 
 
+def launch(
+    kernel: Any, *arguments: Any, grid: tuple[int, int, int] = (1, 1, 1), warps: int = 4, **constants: Any
+) -> Launch:
+    """A launch of a kernel; the constants are its own."""
+    program = kernel.program(*arguments, **constants)
+    bound = kernel._bind(arguments, constants)
+    values = {param.name: bound[param.name] for param in program.params}
+    return Launch(program, values, grid, _DISJOINT, warps)
+
+
 def run(launches: Sequence[Launch], folder: Path, *, descending: bool = False) -> list[dict[str, np.ndarray]]:
     """What the arrays of each launch hold afterwards. Complaint: what the emulator found wrong, and in which launch."""
     binary = build(launches, folder)

@@ -13,11 +13,10 @@ import pytest
 import tilewright
 import tilewright.tile as tl
 from tests.codegen.cuda.tiles.cases import MAKERS, Case, dequant_case, matmul_case
-from tests.codegen.cuda.tiles.emulated import Launch, build, run, run_one
+from tests.codegen.cuda.tiles.emulated import Launch, build, launch, run, run_one
 from tests.codegen.cuda.tiles.random_programs import check, check_matmuls
 from tests.tile.kernels import random
 from tilewright.testing.emulator.run import COMPILER, Complaint
-from tilewright.tile.executors import Facts
 from tilewright.tile.ir import Op, walk
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no g++ here to compile the emulator with")
@@ -54,15 +53,6 @@ def test_random_matmuls_by_warpgroups(tmp_path: Path) -> None:
 
 
 # -- operations --------------------------------------------------------------------------------------------------------
-
-
-def launch(
-    kernel: Any, *arguments: Any, grid: tuple[int, int, int] = (1, 1, 1), warps: int = 4, **constants: Any
-) -> Launch:
-    program = kernel.program(*arguments, **constants)
-    bound = kernel._bind(arguments, constants)
-    values = {param.name: bound[param.name] for param in program.params}
-    return Launch(program, values, grid, Facts(disjoint=True), warps)
 
 
 @tilewright.kernel

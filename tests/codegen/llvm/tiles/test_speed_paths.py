@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import tilewright
 import tilewright.tile as tl
 from tests.tile.kernels import batched_matmul
 from tilewright.errors import KernelError
-from tilewright.hw import host
+from tilewright.hw import CpuMachine, host
 
 
 @tilewright.kernel
@@ -228,3 +229,15 @@ def test_a_maximum_of_other_elements_bounds_nothing(axis: int, put: int) -> None
     shifted[1](x, found, N=n, AXIS=axis, PUT=put)
     shifted.interpret[1](x, wanted, N=n, AXIS=axis, PUT=put)
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-37)
+
+
+def test_each_line_is_prefetched_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
+    counts = []
+    for line in (64, 128):
+        monkeypatch.setattr(CpuMachine, "line_bytes", property(lambda self, line=line: line))
+        x = np.zeros((96, 96), np.float32)
+        text = batched_matmul.compiled(x, x.copy(), x.copy(), 96, 96, 96, BM=32, BN=32, BK=32)
+        counts.append(text.count("prefetcht1"))
+    if host().vector_bytes >= 32:
+        assert counts[0] == 2 * counts[1] > 0

@@ -123,6 +123,13 @@ def with_an_intermediate_that_is_read_twice() -> Task:
     return x.task(apply("add", apply("matmul", first, x(8, 8, constant=True)), first))
 
 
+def with_steps_that_leave_gaps() -> Task:
+    x = Inputs()
+    apart = {**POINTWISE, "stride": (2, 2), "dilation": (3, 3)}
+    first = apply("conv", apply("relu", x(1, 25, 25, 8)), x(3, 3, 8, 8, constant=True), **apart)
+    return x.task(apply("conv", first, x(1, 1, 8, 8, constant=True), **POINTWISE))
+
+
 def batched() -> Task:
     x = Inputs()
     first = apply("relu", apply("matmul", x(3, 8, 16), x(3, 16, 8, constant=True)))
@@ -139,6 +146,7 @@ def batched() -> Task:
         (with_one_weight_twice, "read elsewhere too"),
         (with_an_intermediate_that_is_read_twice, "the result of matmul 1 is read twice"),
         (batched, "batched"),
+        (with_steps_that_leave_gaps, "the operand of relu+conv cannot be copied by blocks"),
         (Chain(1, 8, 8, 8, 32, 16).task, "pad+conv+add+clamp is not a product of rows"),
         (Case(64, (32, 32), dtype=F32).task, "fewer than two contractions"),
         (Case(64, (8, 40_000, 8), dtype=F32).task, "take at least 2560000 bytes for a block, of the"),

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from tilewright.codegen.cuda.tiles.contraction import Plan, plan_dot
 from tilewright.dtypes import DType
 from tilewright.hw.gpu import GpuMachine
+from tilewright.tile.atomics import ATOMICS, mask_of
 from tilewright.tile.ir import (
     Block,
     BlockPointerType,
@@ -49,7 +50,7 @@ from tilewright.tile.passes.layouts import (
 
 VIEWS = ("broadcast", "expand_dims", "trans", "reshape", "join")
 _INDICES = ("arange", "addptr", "cast", "select", "bitcast")
-_LATER = {"load", "load_block", "atomic_add", "reduce", "cumsum", "sort", "dot", "flip", "split"}
+_LATER = {"load", "load_block", "reduce", "cumsum", "sort", "dot", "flip", "split", *ATOMICS}
 _WEAK, _LOADED, _COMPUTED, _DOT = 0, 1, 2, 3
 
 
@@ -74,6 +75,7 @@ class Homes:
             if isinstance(node, Op):
                 self.definitions.update((result, node) for result in node.results)
         self.users = _users(program)
+        self.region_uses = _region_uses(program)
         self.block(program.body)
         for op in {*self.definitions.values()}:
             if op.name == "load":
@@ -161,7 +163,7 @@ class Homes:
 
     def _op(self, op: Op, result: Value) -> tuple[Layout, int]:
         name, value = op.name, op.operands[0]
-        if name in ("load", "atomic_add", "load_block"):
+        if name in ("load", "load_block") or name in ATOMICS:
             return self.access(op), _LOADED
         if name == "dot":
             chained = self._reaches_dot(result) or self._comes_from_dot(op.operands[0])
@@ -214,16 +216,16 @@ class Homes:
             assert isinstance(info, BlockInfo)
             check = op.settings["check"]
             sizes = pointer.type.block
-            mask = tuple(
+            constancy = tuple(
                 block_mask_constancy(info, axis, size) if axis in check else size
                 for axis, size in enumerate(sizes)
             )
-            return block_pointer_axes(info, pointer.type), mask if check else None
+            return block_pointer_axes(info, pointer.type), constancy if check else None
         assert isinstance(info, AxisInfo)
-        number = 1 if op.name == "load" else 2
-        if len(op.operands) <= number:
+        mask = mask_of(op)
+        if mask is None:
             return info, None
-        found = self.axes[op.operands[number]]
+        found = self.axes[mask]
         assert isinstance(found, AxisInfo)
         return info, found.constancy
 
@@ -324,6 +326,17 @@ def _moved(view: Op) -> dict[int, int]:
 
 def _bytes(op: Op) -> int:
     return op.operands[0].type.dtype.bytes
+
+
+def _region_uses(program: TileProgram) -> set[Value]:
+    """The values that loops and branches take or yield."""
+    found = set(program.body.yields)
+    for node in walk(program.body):
+        for block in blocks_of(node):
+            found.update(block.yields)
+        if not isinstance(node, Op):
+            found.update(operands_of(node))
+    return found
 
 
 def _users(program: TileProgram) -> dict[Value, list[Op]]:

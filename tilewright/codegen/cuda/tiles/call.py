@@ -32,7 +32,7 @@ def call_source(call: TileCall, machine: GpuMachine) -> GpuSource:
         elif isinstance(number, int) and not isinstance(number, bool) and not number % 2:
             known.append((param.name, min(_DIVISOR, number & -number) if number else _DIVISOR))
     facts = Facts(disjoint=True, divisors=tuple(known))
-    made = emitted(call.program, facts, machine, {}, bulk_copies=False, grid=call.grid)
+    made = emitted(call.program, facts, machine, dict(call.options), bulk_copies=False, grid=call.grid)
     # The kernel of `emit.py` becomes a function of the one that is launched.
     head = f'extern "C" __global__ void __launch_bounds__({made.threads}) {SYMBOL}('
     assert head in made.kernel

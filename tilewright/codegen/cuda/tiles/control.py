@@ -9,6 +9,7 @@ from tilewright.codegen.cuda.tiles.assign import VIEWS, shape_of
 from tilewright.codegen.cuda.tiles.dots import Dots
 from tilewright.codegen.cuda.tiles.text import element_type, loop
 from tilewright.codegen.cuda.tiles.values import BlockPointer, Scope, tile_type
+from tilewright.tile.atomics import ATOMICS
 from tilewright.tile.ir import Block, BlockPointerType, For, If, Op, Value, While
 from tilewright.tile.passes.axes import AxisInfo
 from tilewright.tile.passes.shared_memory import Lifespan, ProgramPart
@@ -57,7 +58,7 @@ class Control(Dots):
             self.define(result, layout, self.take(tile_type(result).element, layout, masks, ring))
         elif name in ("load", "load_block"):
             self.define(result, layout, self.load(op, result, layout))
-        elif name == "atomic_add":
+        elif name in ATOMICS:
             uniform = layout if shape_of(result) else self.homes.uniform
             self.define(result, uniform, self.atomic(op, result, uniform))
         elif name == "reduce":

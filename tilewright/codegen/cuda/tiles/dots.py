@@ -14,7 +14,7 @@ from tilewright.codegen.cuda.tiles.warpgroups import Warpgroups
 from tilewright.dtypes import DType
 from tilewright.hw import tensor_cores
 from tilewright.hw.intrinsics import Intrinsic, PtxAssembly
-from tilewright.tile.ir import Op, Value, blocks_of, operands_of, walk
+from tilewright.tile.ir import Op, Value
 from tilewright.tile.passes.layouts import LANES, REPLICATED, Layout
 from tilewright.tile.passes.shared_memory import SharedBuffer
 
@@ -49,23 +49,9 @@ class Dots(Warpgroups):
         defined = self.homes.definitions.get(start)
         if defined is not None and (defined.name in VIEWS or self.homes.is_cheap(start)):
             return None  # it may have the name of something else
-        if len(self.homes.users.get(start, ())) > 1 or start in self.region_uses:
+        if len(self.homes.users.get(start, ())) > 1 or start in self.homes.region_uses:
             return None
         return self.scope.names.get((start, layout))
-
-    @property
-    def region_uses(self) -> set[Value]:
-        """The values that loops and branches take or yield."""
-        if self._region_uses is None:
-            found = set(self.program.body.yields)
-            for node in walk(self.program.body):
-                for block in blocks_of(node):
-                    found |= set(block.yields)
-                found |= set(() if isinstance(node, Op) else operands_of(node))
-            self._region_uses = found
-        return self._region_uses
-
-    _region_uses: set[Value] | None = None
 
     # -- tensor cores ------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from tilewright.codegen.cuda.tiles.assign import shape_of
 from tilewright.codegen.cuda.tiles.moves import Moves
 from tilewright.codegen.cuda.tiles.text import THREAD, element_type
 from tilewright.codegen.cuda.tiles.values import tile_type
+from tilewright.tile.atomics import mask_of
 from tilewright.tile.ir import BlockPointerType, Op, Value
 from tilewright.tile.passes.coalesce import SECTOR_BYTES, access_elements, run_bytes
 from tilewright.tile.passes.layouts import Layout, axis_bits, bits_of
@@ -24,10 +25,8 @@ class Memory(Moves):
         pointer = op.operands[0]
         if isinstance(pointer.type, BlockPointerType):
             return self._block_addresses(op, layout)
-        number = 1 if op.name == "load" else 2
-        masks = op.operands[number : number + 1]
-        names = [self.get(each, layout) for each in (pointer, *masks)]
-        return names[0], names[1] if masks else None
+        mask = mask_of(op)
+        return self.get(pointer, layout), None if mask is None else self.get(mask, layout)
 
     def _block_addresses(self, op: Op, layout: Layout) -> tuple[str, str | None]:
         kind, held = op.operands[0].type, self.blocks[op.operands[0]]
@@ -135,24 +134,26 @@ class Memory(Moves):
     def atomic(self, op: Op, value: Value, layout: Layout) -> str:
         kind = tile_type(value)
         pointers, masks = self._addresses(op, layout)
-        held = self.get(op.operands[1], layout)
+        change = op.name.removeprefix("atomic_")
+        held = [self.get(each, layout) for each in op.operands[1 : 3 if change == "cas" else 2]]
         owner = f"({THREAD} & {layout.replicated}) == 0" if layout.replicated else ""
         resource = self.resource(op, layout)
         name, declared = self.array(kind.dtype, layout.size)
         index = "[r]" if kind.shape else ""
         guards = " && ".join(each for each in (owner, masks and f"{masks}{index}") if each)
-        add = f"{name}[r] = add_atomically({pointers}{index}, {held}{index});"
+        given = ", ".join(f"{each}{index}" for each in (pointers, *held))
+        step = f"{name}[r] = {change}_atomically({given});"
         self.step(
             [
                 declared,
                 "#pragma unroll",
                 f"for (int r = 0; r < {layout.size}; ++r) {{",
                 f"  {name}[r] = {element_type(kind.dtype)}();",
-                f"  if ({guards}) {add}" if guards else f"  {add}",
+                f"  if ({guards}) {step}" if guards else f"  {step}",
                 "}",
             ],
             writes=(resource,),
         )
-        if layout.replicated and self.homes.users.get(value):
+        if layout.replicated and (self.homes.users.get(value) or value in self.homes.region_uses):
             name = self.through_shared(name, kind.element, bits_of(kind.shape), layout, layout)
         return name if kind.shape else f"{name}[0]"

@@ -36,6 +36,7 @@ from tilewright.codegen.cuda.tiles.text import THREAD, of_bits
 from tilewright.codegen.cuda.tiles.values import tile_type
 from tilewright.codegen.cuda.tiles.warpgroups import ATOM_BYTES
 from tilewright.dtypes import DType
+from tilewright.tile.atomics import ATOMICS
 from tilewright.tile.ir import Block, BlockPointerType, For, Op, Value, walk
 from tilewright.tile.op import Effect
 from tilewright.tile.ops import OPS
@@ -45,7 +46,7 @@ from tilewright.tile.passes.shared_memory import SharedBuffer
 
 _COPY_BYTES = (4, 8, 16)
 _RESERVED_BYTES = 4096  # of shared memory, for barriers and what else a loop may need
-_GATHER = ("load", "reduce", "cumsum", "sort", "atomic_add")
+_GATHER = ("load", "reduce", "cumsum", "sort", *ATOMICS)
 
 
 class Pipelines(Control):
@@ -119,7 +120,7 @@ class Pipelines(Control):
         number = params.index(start)
         yields = [n for n, value in enumerate(node.body.yields) if value is result]
         same = self.homes.of(start) == self.homes.of(result)
-        return dot if yields == [number] and start not in self.region_uses and same else None
+        return dot if yields == [number] and start not in self.homes.region_uses and same else None
 
     def _copied(self, op: Op, node: For) -> Copied | None:
         (result,) = op.results
@@ -156,7 +157,7 @@ class Pipelines(Control):
         waiting: list[tuple[Value, dict[int, int]]] = [(result, {n: n for n in range(len(_bits(result)))})]
         while waiting:
             value, bits = waiting.pop()  # by bit of the load's number, that of the value's
-            if value in self.region_uses:
+            if value in self.homes.region_uses:
                 return None
             for user in self.homes.users.get(value, ()):
                 if user not in body.nodes:

@@ -203,6 +203,31 @@ __device__ inline To with_bits_of(const From& from) {
   return reinterpret_cast<const To&>(from);
 }
 
+template <class T>
+__device__ inline T max_atomically(T* to, T x) { return atomicMax(to, x); }
+template <class T>
+__device__ inline T min_atomically(T* to, T x) { return atomicMin(to, x); }
+
+// The other steps are of bits: they take the unsigned word of the type's size.
+template <int BYTES> struct Word { typedef u32 Type; };
+template <> struct Word<8> { typedef u64 Type; };
+template <class T>
+using WordOf = typename Word<sizeof(T)>::Type;
+template <class T>
+__device__ inline WordOf<T> word(T x) { return with_bits_of<WordOf<T>>(x); }
+template <class T>
+__device__ inline T and_atomically(T* to, T x) { return with_bits_of<T>(atomicAnd((WordOf<T>*)to, word(x))); }
+template <class T>
+__device__ inline T or_atomically(T* to, T x) { return with_bits_of<T>(atomicOr((WordOf<T>*)to, word(x))); }
+template <class T>
+__device__ inline T xor_atomically(T* to, T x) { return with_bits_of<T>(atomicXor((WordOf<T>*)to, word(x))); }
+template <class T>
+__device__ inline T xchg_atomically(T* to, T x) { return with_bits_of<T>(atomicExch((WordOf<T>*)to, word(x))); }
+template <class T>
+__device__ inline T cas_atomically(T* to, T expected, T x) {
+  return with_bits_of<T>(atomicCAS((WordOf<T>*)to, word(expected), word(x)));
+}
+
 // 32-bit floats as tensor cores take them: 10 bits of fraction, to nearest.
 __device__ inline unsigned to_tf32(f32 x) {
   unsigned y;

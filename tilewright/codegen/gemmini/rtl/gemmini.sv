@@ -193,7 +193,7 @@ module gemmini import gemmini_types::*, gemmini_fields::*; #(
       b_data[lane] = b_row < SP_ROWS ? scratchpad[SP_BITS'(b_row)][lane] : 0;
       row_data[lane] = 0;
       if (row_read[31]) begin
-        if (row_read[28:0] < ACC_ROWS) row_data[lane] = accumulator[ACC_BITS'(row_read)][lane];
+        if (32'(row_read[28:0]) < ACC_ROWS) row_data[lane] = accumulator[ACC_BITS'(row_read)][lane];
       end else if (row_read < SP_ROWS) row_data[lane] = 32'(scratchpad[SP_BITS'(row_read)][lane]);
     end
 

@@ -37,7 +37,7 @@ from tilewright.hw import CpuMachine
 from tilewright.hw.memory import STACK_BYTES
 from tilewright.support.source import SourceLocation
 from tilewright.te.scalars import SCALARS
-from tilewright.tile.atomics import ATOMICS
+from tilewright.tile.atomics import ATOMICS, mask_of
 from tilewright.tile.ir import Op, Pointer, Value
 from tilewright.tile.passes.exponents import nonpositive, sums_exponentials
 
@@ -403,12 +403,9 @@ class Expressions:
 
     def address(self, op: Op, location: Location) -> tuple[Chunk, Chunk | None]:
         """The addresses of an access, and its mask."""
-        if op.name == "atomic_cas":
-            return self.at(op.operands[0], location), None
         if op.name in ("load", "store") or op.name in ATOMICS:
-            at = 1 if op.name == "load" else 2
-            mask = self.at(op.operands[at], location) if len(op.operands) > at else None
-            return self.at(op.operands[0], location), mask
+            given = mask_of(op)
+            return self.at(op.operands[0], location), None if given is None else self.at(given, location)
         pointer: BlockPointer = self.env[op.operands[0]]
         builder, size = self.builder, pointer.type.dtype.bytes
         address, step, mask = pointer.base, 0, None

@@ -51,7 +51,6 @@ _SHORT = frozenset(
     ]
 )  # of one or two instructions
 _ALONG = ("reduce", "cumsum", "sort", "dot", "reshape", "join")
-LINE_BYTES = 64
 
 
 class Roots(Along):
@@ -296,7 +295,7 @@ class Roots(Along):
             if kind.shape != shape or not self._contiguous(op):
                 continue
             for number, location in enumerate(locations):
-                if number * location.lanes * bytes_of(kind.element) % LINE_BYTES:
+                if number * location.lanes * bytes_of(kind.element) % self.machine.line_bytes:
                     continue
                 index = list(location.index)
                 index[axis] = self.plus(index[axis], shape[axis])

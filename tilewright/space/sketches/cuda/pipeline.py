@@ -56,4 +56,6 @@ def pipelined(
     words = [f"{stages} stages"] if stages > 1 else ["no pipeline"] if not registers else []
     words += ["registers a step ahead" + (", fused" if fused and stages > 1 else "")] if registers else []
     kept = pipelines(program, counts)
-    return replace(made, decisions=f"{program.decisions}, {', '.join(words)}" + (f"; {kept}" if kept else ""))
+    decisions = f"{program.decisions}, {', '.join(words)}" + (f"; {kept}" if kept else "")
+    before = program if any(count > 1 for count in counts.values()) else None
+    return replace(made, decisions=decisions, unpipelined=before)

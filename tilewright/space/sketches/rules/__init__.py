@@ -1,6 +1,9 @@
-"""The derivation rules, in the order in which they are tried; users add theirs with `register`."""
+"""The derivation rules, in the order in which they are tried; users add theirs with `register`, or with an entry point
+of the group `tilewright.rules`: a callable that registers them."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from tilewright.errors import SketchError
 from tilewright.space import registration
@@ -17,6 +20,7 @@ from tilewright.space.sketches.rules.stage import StageOperand
 from tilewright.space.sketches.rules.tensorise import Tensorise
 from tilewright.space.sketches.rules.tiling import MultiLevelTiling
 from tilewright.space.sketches.sketch import Rule
+from tilewright.support.plugins import register_installed
 
 RULES: list[Rule] = [
     Tensorise(),
@@ -34,6 +38,18 @@ RULES: list[Rule] = [
     InlineAgain(),
     Skip(),
 ]
+_BUILT_IN = tuple(RULES)
+ENTRY_POINTS = "tilewright.rules"
+
+
+def all_rules() -> Sequence[Rule]:
+    """The rules, with those of installed packages."""
+    register_installed(ENTRY_POINTS)
+    return RULES
+
+
+def is_built_in(rule: Rule) -> bool:
+    return any(rule is other for other in _BUILT_IN)
 
 
 def register(rule: Rule, module: str | None = None) -> None:

@@ -123,10 +123,6 @@ CONDITIONS = (
         lambda stage, one, two: max(one.sizes[1], two.sizes[1]) <= _WIDEST,
         f"a product has more than {_WIDEST} columns, which a block cannot keep on chip",
     ),
-    Condition(
-        lambda stage, one, two: min(*one.sizes, *two.sizes) > 0,
-        "a product is empty",
-    ),
 )
 
 

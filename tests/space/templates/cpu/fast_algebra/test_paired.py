@@ -441,3 +441,23 @@ def test_no_register_tile_spills() -> None:
     for prefetch in (0, 1):
         config = [c for c in applied.space.configs() if c["prefetch"] == prefetch][-1]  # rows grow
         assert spilled_vectors_in_loops(applied.program(config), machine) == 0, str(config)
+
+
+@pytest.mark.parametrize(("cpu", "line"), [("znver4", 16), ("apple-m1", 32)])
+def test_the_next_block_is_prefetched_by_lines_of_the_machine(cpu: str, line: int) -> None:
+    """As many lines as the block has, whatever their length."""
+    applied = applied_to(product(64, 96, 64), replace(SMALL_CACHE, cpu=cpu))
+    seen = set()
+    for config in applied.space.configs():
+        shape = applied.shape_of(dict(config.values))
+        if not shape.prefetches_data:
+            continue
+        covered = shape.per_chunk * shape.prefetched_lines * line
+        assert 0 <= covered - shape.rows * GROUP < shape.per_chunk * line
+        stmts = walk_stmts(applied.program(config).body)
+        ahead = [
+            s for s in stmts if isinstance(s, Prefetch) and s.buffer == applied.program(config).params[0]
+        ]
+        assert len(ahead) % shape.prefetched_lines == 0 and ahead
+        seen.add(shape.prefetched_lines)
+    assert seen

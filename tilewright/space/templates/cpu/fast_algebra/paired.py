@@ -188,6 +188,7 @@ class AppliedPaired:
             groups=ceil_div(self.k_axes, GROUP),
             last_pairs=min(HALF, self.k_axes % GROUP or GROUP),
             prefetch=values["prefetch"],
+            line=self.machine.line_bytes // DType.F32.bytes,
             streamed=self._streams,
             certified=not may_lose_digits(self.numerics),
         )

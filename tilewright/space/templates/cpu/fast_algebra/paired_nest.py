@@ -44,7 +44,6 @@ from tilewright.support.frozen import quickly_made
 _MIN_SQUARE, _MAX_SQUARE = 4.0**-LARGEST_SIZE, 4.0**LARGEST_SIZE
 _NEVER, _ALWAYS = -1.0, 2.0  # ratios of a row: no column's demand is met, or every one's
 _CORRECTION, _SIZE, _RATIO = range(3)  # of columns, as they are stored after the weight
-_PER_LINE = 64 // DType.F32.bytes
 _SQUARES = 4  # vectors that squares are summed in at a time
 
 
@@ -63,6 +62,7 @@ class PairedTiling:
     groups: int  # of steps of K, the last one filled up with zeros
     last_pairs: int  # of the last group, those that are not zeros alone
     prefetch: int  # level of the cache where the next panel is prefetched; 0: it is not
+    line: int  # elements of a cache line
     streamed: bool  # whether rows come from beyond L2, one after the other
     certified: bool  # whether tiles run in pairs only where their error is bounded for each element
 
@@ -78,12 +78,12 @@ class PairedTiling:
     @property
     def prefetches_data(self) -> bool:
         """Whether the next block's rows are prefetched: there are about as many lines as steps to ask for one."""
-        return self.streamed and self.blocks > 1 and self.per_chunk <= 2 * self.rows
+        return self.streamed and self.blocks > 1 and self.per_chunk * self.line <= 2 * self.rows * GROUP
 
     @property
     def prefetched_lines(self) -> int:
         """The lines of the next block that are prefetched while a register tile computes a group of K."""
-        return ceil_div(self.rows, self.per_chunk)
+        return ceil_div(self.rows * GROUP, self.per_chunk * self.line)
 
     @property
     def whole_groups(self) -> int:
@@ -448,8 +448,8 @@ class PairedNest:
         assert isinstance(data, te.Load) and isinstance(data.source, Buffer)
         step = (self.panel * shape.tiles + self.tile) * shape.groups + group
         row = {self.row: self.block_start + shape.block, self.run: te.as_index(0)}
-        first = te.substitute(data.indices[0], row) + step * (shape.prefetched_lines * _PER_LINE)
-        return [Prefetch(data.source, first + n * _PER_LINE, 2) for n in range(shape.prefetched_lines)]
+        first = te.substitute(data.indices[0], row) + step * (shape.prefetched_lines * shape.line)
+        return [Prefetch(data.source, first + n * shape.line, 2) for n in range(shape.prefetched_lines)]
 
     def _pair(self, group: te.Expr, pair: te.Var, in_pairs: bool) -> Stmt:
         """Products of two steps of K, for all rows of the tile."""

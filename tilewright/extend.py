@@ -1,6 +1,7 @@
 """Register extensions of the compiler without editing it: one function for each kind.
 
     register_template(template, target)     one kind of implementation for a class of tasks (space/template.py)
+    register_sketch(sketch, target)         the same without a class of tasks: compared when a task is tuned
     register_rule(rule)                     a rule that derives program structures on processors (space/sketches/)
     register_intrinsic(intrinsic)           an instruction, and the expression that it computes (hw/intrinsics.py)
     register_search(name, factory)          a search, which proposes candidates (search/searcher.py)
@@ -19,6 +20,7 @@ from tilewright.hw.intrinsics import register_intrinsic, unregister_intrinsic
 from tilewright.search.searches import register as register_search
 from tilewright.search.searches import unregister as unregister_search
 from tilewright.space.catalog import register as register_template
+from tilewright.space.catalog import register_sketch, unregister_sketch
 from tilewright.space.catalog import unregister as unregister_template
 from tilewright.space.sketches import register as register_rule
 from tilewright.space.sketches import unregister as unregister_rule
@@ -30,12 +32,14 @@ __all__ = [
     "register_intrinsic",
     "register_rule",
     "register_search",
+    "register_sketch",
     "register_target",
     "register_template",
     "unregister_cost_model",
     "unregister_intrinsic",
     "unregister_rule",
     "unregister_search",
+    "unregister_sketch",
     "unregister_target",
     "unregister_template",
 ]

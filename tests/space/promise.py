@@ -31,7 +31,6 @@ from random import Random
 
 import numpy as np
 
-from tests.codegen.cuda.emulator.run import COMPILER, Emulated
 from tests.space.checked import stored_for
 from tests.space.promise_bounds import Reference, rule_of
 from tests.space.promise_tasks import KINDS, drawn
@@ -51,6 +50,7 @@ from tilewright.space.templates.cpu import TEMPLATES
 from tilewright.space.templates.cpu.fast_algebra.paired import AppliedPaired
 from tilewright.space.templates.cpu.fast_algebra.row_gemm import row_gemm_of
 from tilewright.space.templates.cpu.gemm import gemm_of
+from tilewright.testing.emulator.run import COMPILER, Emulated
 
 PER_TASK = 8  # kernels
 EMULATED_DRAWS = 10

@@ -15,8 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
-from tests.codegen.cuda.emulator.judge import check
-from tests.codegen.cuda.emulator.run import Complaint
 from tests.programs import GPU, validation
 from tests.space.chains import Case, random_case
 from tilewright.codegen.cuda.tensor import tensor_source
@@ -26,6 +24,7 @@ from tilewright.measure.validation import WrongResult
 from tilewright.space.space import Config
 from tilewright.space.template import GpuWork
 from tilewright.space.templates.cuda.chain import TensorCoreChain
+from tilewright.testing.emulator.run import Complaint, check
 
 _CASES = 6  # inputs of each chain
 WANTED = (

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tilewright import te
 from tilewright.cost.analytical import Analytical
+from tilewright.graph.lower import lower_graph
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.loops.default import default_program
@@ -15,7 +17,8 @@ from tilewright.search import Search
 from tilewright.space.sketches import Move, Sketch
 from tilewright.space.sketches.sketch import Values
 from tilewright.space.space import Config, Knob, Space
-from tilewright.space.template import Applied, CpuWork, Terms
+from tilewright.space.template import Applied, CpuWork, GpuWork, Terms
+from tilewright.space.terms import Roofline
 from tilewright.testing.problems import Inputs
 
 
@@ -133,3 +136,38 @@ class Tiles2D:
 def outer_product(rows: int, columns: int) -> Task:
     x = Inputs()
     return x.task(apply("mul", x(rows, 1), x(columns)))
+
+
+class Strips:
+    """A GPU sketch of a user's own, in schedule primitives: the elements of a task by blocks of a few warps."""
+
+    name = "sketch:strips"
+
+    def apply(self, work: GpuWork) -> Applied | None:
+        output, inputs = lower_graph(work.task.graph)
+        if not isinstance(output, te.Compute) or len(output.shape) != 1 or output.reduction is not None:
+            return None
+        schedule = Schedule.of(output, inputs)
+        for stage in schedule.stages[:-1]:
+            schedule = schedule.inline(stage)
+        return StripsApplied(work, schedule)
+
+
+@dataclass(frozen=True)
+class StripsApplied:
+    work: GpuWork
+    schedule: Schedule
+    name: str = Strips.name
+
+    @property
+    def space(self) -> Space:
+        size = self.work.task.output.type.size
+        return Space(self.name, (Knob("threads", (32, 64, 128)),), lambda v: size % v["threads"] == 0)
+
+    def terms(self, config: Config) -> Roofline:
+        return Roofline(self.work.task.flops, 0.9 * self.work.task.bytes)
+
+    def program(self, config: Config) -> Program:
+        (output,) = self.schedule.stages
+        made = self.schedule.split(f"{output}.i0", config.int("threads"))
+        return made.bind(f"{output}.i0.o", "block.x").bind(f"{output}.i0.i", "thread.x").program("strips")

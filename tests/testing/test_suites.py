@@ -9,20 +9,26 @@ from unittest import SkipTest
 import pytest
 
 from tests.hw.declared import ABSENT, FMA, MUL, WRONG, pmaddwd
-from tests.testing.extensions import Plain, Tiles2D, outer_product
+from tests.testing.extensions import Plain, Strips, Tiles2D, outer_product
 from tilewright.cost.boosted import Experience
 from tilewright.cost.model import CostModel
 from tilewright.cost.models import COST_MODELS
+from tilewright.dtypes import DType
+from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.hw import host
+from tilewright.hw.gpu import H200
+from tilewright.measure.validation import WrongResult
 from tilewright.space.candidates import Candidates
 from tilewright.space.space import Config
-from tilewright.space.template import Applied, Work
+from tilewright.space.template import Applied, GpuWork, Work
 from tilewright.space.templates.cpu.contraction import Contraction
+from tilewright.space.templates.cuda.matmul import TensorCores
 from tilewright.targets.cpu import CpuTarget
 from tilewright.targets.target import Target
 from tilewright.testing import (
     CostModelSuite,
+    Inputs,
     IntrinsicSuite,
     RuleSuite,
     SearchSuite,
@@ -30,6 +36,9 @@ from tilewright.testing import (
     TemplateSuite,
     gemm,
 )
+from tilewright.testing.emulator.run import COMPILER
+
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no g++ here to compile the emulator with")
 
 
 class TestContraction(TemplateSuite):
@@ -124,6 +133,48 @@ class _OffByOneSuite(TemplateSuite):
 
     def tasks(self) -> Sequence[Task]:
         return (gemm(),)
+
+
+@needs_compiler
+class TestTensorCores(TemplateSuite):
+    template = TensorCores()
+    machine = H200
+
+    def tasks(self) -> Sequence[Task]:
+        return (gemm(dtype=DType.F16),)
+
+
+@needs_compiler
+class TestStrips(TemplateSuite):
+    template = Strips()
+    machine = H200
+
+    def tasks(self) -> Sequence[Task]:
+        x = Inputs()
+        return (x.task(apply("tanh", x(640))),)
+
+
+class _NoEpilogue:
+    """One for GPUs that forgets what follows the product."""
+
+    name = TensorCores.name
+
+    def apply(self, work: Work) -> Applied | None:
+        x = Inputs()
+        left, right = x(33, 40, dtype=DType.F16), x(40, 48, constant=True, dtype=DType.F16)
+        task = x.task(apply("add", apply("matmul", left, right), x(48, constant=True, dtype=DType.F16)))
+        return TensorCores().apply(GpuWork(task, H200))
+
+
+class _NoEpilogueSuite(TestTensorCores):
+    template = _NoEpilogue()  # type: ignore[assignment]
+
+
+@needs_compiler
+def test_a_template_for_gpus_that_is_wrong_fails_without_a_gpu() -> None:
+    assert set(failing(_NoEpilogueSuite())) == {"test_every_config_computes_the_task"}
+    with pytest.raises(WrongResult):
+        _NoEpilogueSuite().test_every_config_computes_the_task()
 
 
 def failing(suite: object) -> Iterator[str]:

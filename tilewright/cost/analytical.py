@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 
 from tilewright.cost.model import Prediction
-from tilewright.cost.predictor import calibrated, counted
+from tilewright.cost.predictor import all_seconds, calibrated, counted
 from tilewright.errors import TilewrightError
 from tilewright.space.candidates import Configs
 from tilewright.space.outcome import Outcome
@@ -33,8 +34,21 @@ class Analytical:
         self._terms: dict[Config, Counted | None] = {}
 
     def predict(self, configs: Sequence[Config]) -> Prediction:
-        seconds = np.array([self.seconds(config) for config in configs], dtype=float)
+        seconds = np.empty(len(configs))
+        numbers: dict[str, list[int]] = {}
+        for number, config in enumerate(configs):
+            numbers.setdefault(config.template, []).append(number)
+        for at in numbers.values():
+            seconds[at] = self._of_template([configs[number] for number in at])
         return Prediction(seconds, np.full(len(configs), SPREAD), np.where(np.isfinite(seconds), VALID, 0.0))
+
+    def _of_template(self, configs: Sequence[Config]) -> np.ndarray:
+        with suppress(TilewrightError):
+            applied = self.candidates.of_config(configs[0])
+            found = all_seconds(applied, configs, self._predictor)
+            if found is not None:
+                return found
+        return np.array([self.seconds(config) for config in configs], dtype=float)
 
     def update(self, outcomes: Sequence[Outcome]) -> None:
         pass

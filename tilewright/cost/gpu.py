@@ -21,6 +21,8 @@ import math
 from tilewright.errors import InternalError
 from tilewright.hw.gpu import WARP, GpuMachine
 from tilewright.space.terms import Counted, GpuTerms, InnerLoop, Roofline, StreamTerms
+from tilewright.support.arith import ceil_div
+from tilewright.support.batch import Number, Truth, least, most, nowhere, power, select
 
 # Unpublished constants are fitted to the times of 9,200 kernels on one H200, 18 tasks of `benchmarks/gpu_search.py`
 # (`benchmarks/results/gpu_search.jsonl`), so that the fastest kernels rank first. Constants that differ between GPUs,
@@ -64,8 +66,9 @@ _FMA_CLOCK = 256.0  # operations per clock of a multiprocessor's ordinary units
 _TENSOR_CLOCK = 2048.0  # the same of its tensor cores with 16-bit operands, without wgmma
 
 
-def seconds(terms: Counted, machine: GpuMachine) -> float:
-    """The predicted seconds; infinite if not one block fits."""
+def seconds(terms: Counted, machine: GpuMachine) -> Number:
+    """The predicted seconds; infinite if not one block fits. Of many configs, whose counts are arrays, it is an
+    array."""
     if isinstance(terms, tuple):
         return sum(seconds(each, machine) for each in terms)
     if isinstance(terms, Roofline):
@@ -74,24 +77,27 @@ def seconds(terms: Counted, machine: GpuMachine) -> float:
         return _stream(terms, machine)
     if not isinstance(terms, GpuTerms):
         raise InternalError(f"expected GPU terms, got {type(terms).__name__}")
-    most = machine.resident_blocks(terms.threads, terms.registers, terms.shared_bytes)
-    if not most:
+    fits = machine.resident_blocks(terms.threads, terms.registers, terms.shared_bytes)
+    if nowhere(fits > 0):
         return math.inf
-    at_once = machine.sms * most
+    resident = most(1, fits)
+    at_once = machine.sms * resident
     waves, rest = divmod(terms.blocks, at_once)
-    clocks = waves * _wave(terms, machine, most, at_once, more=waves > 1)
-    if rest:
-        clocks += _wave(terms, machine, -(-rest // machine.sms), rest, more=waves > 0)
-    start = machine.launch_seconds + (_TOGETHER if terms.cluster > 1 else 0.0)
+    clocks = waves * _wave(terms, machine, resident, at_once, more=waves > 1)
+    if not nowhere(rest > 0):
+        left = most(1, rest)
+        last = _wave(terms, machine, ceil_div(left, machine.sms), left, more=waves > 0)
+        clocks = clocks + select(rest > 0, last, 0.0)
+    start = machine.launch_seconds + select(terms.cluster > 1, _TOGETHER, 0.0)
     moved = terms.memory / _memory_bytes_clock(terms.memory, machine, _MEMORY_SHARE)
-    return start + max(clocks, moved) / _clock(machine)
+    return select(fits > 0, start + most(clocks, moved) / _clock(machine), math.inf)
 
 
-def _memory_bytes_clock(tensors: float, machine: GpuMachine, share: float) -> float:
+def _memory_bytes_clock(tensors: Number, machine: GpuMachine, share: float) -> Number:
     """Bytes per clock of a kernel's tensors: from L2 as far as they fit, otherwise from memory."""
     memory = share * machine.memory_bytes_per_second / _clock(machine)
     cache = max(memory, _L2_REACHED * machine.l2_bytes_clock)
-    cached = min(1.0, max(0.0, 2.0 - tensors / (_L2_SHARE * machine.l2)))
+    cached = least(1.0, most(0.0, 2.0 - tensors / (_L2_SHARE * machine.l2)))
     return 1.0 / ((1.0 - cached) / memory + cached / cache)
 
 
@@ -138,65 +144,68 @@ def _stream(terms: StreamTerms, machine: GpuMachine) -> float:
     return machine.launch_seconds + clocks ** (1 / _SHARP) / _clock(machine)
 
 
-def _wave(terms: GpuTerms, machine: GpuMachine, resident: int, blocks: int, more: bool) -> float:
+def _wave(terms: GpuTerms, machine: GpuMachine, resident: Number, blocks: Number, more: Truth) -> Number:
     """Clocks of this many concurrent blocks, `resident` per multiprocessor. With several, other blocks hide the start
     and end of one block."""
     rates = machine.rates
     warps = resident * terms.threads / WARP
-    tensor_busy = min(1.0, warps / _TENSOR_WARPS) ** _TENSOR_POWER
-    scalar_busy = min(1.0, warps / _SCALAR_WARPS) ** _SCALAR_POWER
-    work = max(
-        terms.flops / (machine.tensor_flops_clock * tensor_busy),
-        terms.shared_traffic / rates.shared_bytes_clock,
-        (terms.scalar / _ISSUE_CLOCK + terms.ordinary / _ORDINARY_CLOCK) / scalar_busy,
-        terms.copies / _COPY_CLOCK,
+    tensor_busy = power(least(1.0, warps / _TENSOR_WARPS), _TENSOR_POWER)
+    scalar_busy = power(least(1.0, warps / _SCALAR_WARPS), _SCALAR_POWER)
+    work = most(
+        most(
+            terms.flops / (machine.tensor_flops_clock * tensor_busy),
+            terms.shared_traffic / rates.shared_bytes_clock,
+        ),
+        most(
+            (terms.scalar / _ISSUE_CLOCK + terms.ordinary / _ORDINARY_CLOCK) / scalar_busy,
+            terms.copies / _COPY_CLOCK,
+        ),
     )
-    between = _STEP
+    between: Number = _STEP
     if terms.inner is not None:
-        work = max(work, _inner(terms, terms.inner, machine, resident) / resident)
-        between = _FUSED_STEP if terms.inner.is_fused else _INNER_STEP
-        between += _WRAP if terms.stages & (terms.stages - 1) else 0.0
+        work = most(work, _inner(terms, terms.inner, machine, resident) / resident)
+        between = select(terms.inner.is_fused, _FUSED_STEP, _INNER_STEP)
+        between = between + select(terms.stages & (terms.stages - 1) != 0, _WRAP, 0.0)
     use = work + between / resident  # of a step, in a block's share of the multiprocessor
     cache = machine.l2_bytes_clock
     memory = _memory_bytes_clock(terms.memory, machine, _MEMORY_SHARE)
     loaded = terms.loaded * blocks
     total = terms.loaded * terms.blocks * terms.steps
-    first = min(
-        1.0, max(0.0, terms.memory - terms.written * terms.blocks) / max(1.0, total)
-    )  # from memory, for all blocks
+    read = most(0.0, terms.memory - terms.written * terms.blocks)
+    first = least(1.0, read / most(1.0, total))  # from memory, for all blocks
     missed = loaded * first
     if terms.grid is not None:
-        missed = min(missed, terms.grid.loaded(blocks))  # the working set of concurrent blocks is loaded once
-    arriving = max(loaded / cache, missed / memory)
-    load = max(rates.l2_latency, rates.memory_latency * first) + arriving
+        missed = least(
+            missed, terms.grid.loaded(blocks)
+        )  # the working set of concurrent blocks is loaded once
+    arriving = most(loaded / cache, missed / memory)
+    load = most(rates.l2_latency, rates.memory_latency * first) + arriving
     in_flight = terms.stages - 1
     step = resident * use
-    if load > (in_flight * resident - 1) * use:
-        step = max(step, (load + use) / max(1, in_flight))
-    loop = terms.steps * max(step, arriving)
-    results = _WRITE_CLOCKS + resident * max(
-        terms.write_shared / rates.shared_bytes_clock,
+    waited = most(step, (load + use) / most(1, in_flight))
+    step = select(load > (in_flight * resident - 1) * use, waited, step)
+    loop = terms.steps * most(step, arriving)
+    after = most(
         terms.write_flops / (machine.tensor_flops_clock * tensor_busy),
         terms.write_scalar / (_ISSUE_CLOCK * scalar_busy),
     )
-    results += blocks * (terms.written + terms.write_loaded) / (_WRITE_SHARE * memory)
-    hidden = resident**_HIDDEN if more else 1.0
-    if terms.persistent and more:
-        hidden *= _OVERLAPPED
+    results = _WRITE_CLOCKS + resident * most(terms.write_shared / rates.shared_bytes_clock, after)
+    results = results + blocks * (terms.written + terms.write_loaded) / (_WRITE_SHARE * memory)
+    hidden = select(more, power(resident, _HIDDEN), 1.0)
+    hidden = hidden * select(terms.persistent & more, _OVERLAPPED, 1.0)
     return loop + (rates.memory_latency + arriving + results) / hidden
 
 
-def _inner(terms: GpuTerms, inner: InnerLoop, machine: GpuMachine, resident: int) -> float:
+def _inner(terms: GpuTerms, inner: InnerLoop, machine: GpuMachine, resident: Number) -> Number:
     """Clocks of a step of all resident blocks, by the register pipeline: the condition for tiles, with the warps
     of a scheduler as concurrent workers. Without fusion the first part of each step is waited for."""
     warps = terms.threads / WARP
-    together = max(1.0, resident * warps / _SCHEDULERS)
+    together = most(1.0, resident * warps / _SCHEDULERS)
     use = terms.flops * _SCHEDULERS / (machine.tensor_flops_clock * warps * inner.parts)
     load = _SHARED_LATENCY + inner.loaded * _SCHEDULERS / machine.rates.shared_bytes_clock
-    clocks = inner.parts * together * use
-    if load > (inner.stages * together - 1) * use:
-        clocks = inner.parts * (load + use) / inner.stages
-    return clocks if inner.is_fused else clocks + _FIRST * load
+    waited = inner.parts * (load + use) / inner.stages
+    clocks = select(load > (inner.stages * together - 1) * use, waited, inner.parts * together * use)
+    return clocks + select(inner.is_fused, 0.0, _FIRST * load)
 
 
 def _clock(machine: GpuMachine) -> float:

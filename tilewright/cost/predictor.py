@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from tilewright.cost import cpu, gpu
 from tilewright.cost.program import terms_of
@@ -19,15 +21,16 @@ from tilewright.loops.ir import Program
 from tilewright.measure.gpu_calibration import rated
 from tilewright.space.implementation import Implementation
 from tilewright.space.space import Config
-from tilewright.space.template import Applied
+from tilewright.space.template import Applied, Batched
 from tilewright.space.terms import Counted, Cycles, Terms
 from tilewright.space.tile_operator import TileCall
+from tilewright.support.batch import Number
 
 CALL_SECONDS = 1.5e-6  # overhead of a timed kernel call on a CPU
 
 ACCELERATOR_HERTZ = 1e9  # that cycles of the simulated accelerator are shown as seconds at
 
-Predictor = Callable[[Counted], float]
+Predictor = Callable[[Counted], Number]
 
 
 def nominal(machine: Machine) -> Predictor:
@@ -105,6 +108,17 @@ _CALIBRATED: dict[str, Callable[[Any, int], Predictor]] = {
     "cuda": _gpu,
     "gemmini": _gemmini,
 }
+
+
+def all_seconds(applied: Applied, configs: Sequence[Config], predictor: Predictor) -> np.ndarray | None:
+    """The predicted seconds of many configs at once; None if their terms are counted one by one."""
+    if not configs or not isinstance(applied, Batched) or not applied.space.batched:
+        return None
+    rows = [dict(config.values) for config in configs]
+    if any(row.keys() != rows[0].keys() for row in rows):
+        return None  # a config of an earlier version
+    columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    return np.broadcast_to(predictor(applied.terms_of(columns)), (len(configs),))
 
 
 def counted(

@@ -14,6 +14,7 @@ from tilewright.dtypes import DType
 from tilewright.errors import TargetError
 from tilewright.hw.memory import Memory, Scope
 from tilewright.runtime.cuda import device
+from tilewright.support.batch import Number, least, most
 
 WARP = 32
 
@@ -139,13 +140,14 @@ class GpuMachine:
         flags = ("async_copy", "bulk_copy", "warpgroup_mma", "dependent_launch", "clusters")
         return (*(f"sm_{arch}" for arch in capabilities), *(flag for flag in flags if getattr(self, flag)))
 
-    def resident_blocks(self, threads: int, registers: int, shared: int) -> int:
+    def resident_blocks(self, threads: Number, registers: Number, shared: Number) -> Number:
         """How many blocks with this many threads, registers per thread and bytes of shared memory fit on a
-        multiprocessor."""
+        multiprocessor; of many configs, an array."""
         warps = -(-threads // WARP)
-        by_registers = self.registers_sm // max(1, warps * _rounded(registers * WARP, 256))
+        by_registers = self.registers_sm // most(1, warps * _rounded(registers * WARP, 256))
         by_shared = self.shared_sm // _rounded(shared + _RESERVED_SHARED, 128)
-        return max(0, min(self.blocks_sm, self.threads_sm // (warps * WARP), by_registers, by_shared))
+        by_threads = least(self.blocks_sm, self.threads_sm // (warps * WARP))
+        return most(0, least(by_threads, least(by_registers, by_shared)))
 
     def describe(self) -> str:
         return f"{self.name} ({self.capability}), {self.sms} multiprocessors, {self.memory >> 30} GiB"
@@ -156,7 +158,7 @@ _OLDEST = 8  # oldest supported generation: the first with asynchronous copies
 _RESERVED_SHARED = 1_024  # per block, by the driver
 
 
-def _rounded(value: int, unit: int) -> int:
+def _rounded(value: Number, unit: int) -> Number:
     return -(-value // unit) * unit
 
 

@@ -260,10 +260,16 @@ def register_intrinsic(intrinsic: Intrinsic, module: str | None = None) -> None:
 
     `module`: the module that registers it on import, for worker processes; the caller's by default.
     """
-    if isinstance(intrinsic.emit, PtxAssembly | AcceleratorCode) or callable(intrinsic.emit):
+    if isinstance(intrinsic.emit, AcceleratorCode) or callable(intrinsic.emit):
         raise IntrinsicError(
-            f"intrinsic {intrinsic.name}: what is registered must be emitted by LLVM",
+            f"intrinsic {intrinsic.name}: what is registered must be one instruction of LLVM or PTX",
             remedy="give a schedule the micro-kernel itself: schedule.tensorise(loop, intrinsic)",
+        )
+    needs_gpu = any(name.startswith("sm_") for name in intrinsic.features)
+    if isinstance(intrinsic.emit, PtxAssembly) and not needs_gpu:
+        raise IntrinsicError(
+            f"intrinsic {intrinsic.name}: an instruction of GPUs must name the capability that it needs",
+            remedy='add the first one that has it to its features, such as "sm_80"',
         )
     if intrinsic.name in _registered:
         raise IntrinsicError(f"there is an intrinsic {intrinsic.name!r} already")
@@ -286,6 +292,11 @@ def unregister_intrinsic(name: str) -> None:
 def registered_intrinsics(machine: HasFeatures) -> tuple[Intrinsic, ...]:
     """The intrinsics that a machine supports, in order of registration."""
     return tuple(intrinsic for intrinsic in _all().values() if not intrinsic.missing(machine))
+
+
+def registered() -> tuple[Intrinsic, ...]:
+    """All registered intrinsics, whatever they need."""
+    return tuple(_registered.values())
 
 
 def find_intrinsic(name: str) -> Intrinsic | None:

@@ -1,11 +1,11 @@
 """The table of templates for each kind of machine, which `Candidates` reads.
 
     templates       written by hand, including library calls and decompositions
-    sketches        structures that rules derive from a task's expressions
+    sketches        structures for tasks of any class: derived by rules on processors, three written ones on GPUs
     default         the program that every task with a formula has
 
-Users add theirs with `register`, or with an entry point of the group `tilewright.templates`: a callable that
-registers them.
+Users add theirs with `register` and `register_sketch`, or with an entry point of the group `tilewright.templates`: a
+callable that registers them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from tilewright.support.plugins import register_installed
 from tilewright.support.suggest import one_of
 
 ENTRY_POINTS = "tilewright.templates"
-SKETCHED = "sketch:"  # prefix of the names of derived structures
+SKETCHED = "sketch:"  # prefix of the names of sketches
 
-# Derives structures from a task; each is an Applied of its own.
+# Finds the structures that a task has; each is an Applied of its own.
 Derivation = Callable[[Work], Iterable[Applied]]
 
 
@@ -37,20 +37,30 @@ class Catalog:
 
     - `is_hopeless`: whether the default program of a task is left out if there is any other candidate.
     - `trusted_sketches`: the names of those whose predicted times are as reliable as a template's.
+    - `sketch_names`: the names of its own sketches, if these are known before a task is.
     - `predicts_default`: whether the same holds for the default program.
     """
 
     templates: tuple[Template, ...]
-    sketches: Derivation
+    derive: Derivation
     default: Template
     is_hopeless: Callable[[Task], bool] = lambda task: False
     trusted_sketches: tuple[str, ...] = ()
+    sketch_names: tuple[str, ...] = ()
     predicts_default: bool = False
-    registered: list[Template] = field(default_factory=list)
+    registered: list[Guarded] = field(default_factory=list)
+    registered_sketches: list[Guarded] = field(default_factory=list)
 
     @property
     def all_templates(self) -> tuple[Template, ...]:
         return (*self.templates, *self.registered)
+
+    def sketches(self, work: Work) -> list[Applied]:
+        """The sketches of a task: its own, and those that users registered."""
+        found = list(self.derive(work))
+        taken = {applied.space.template for applied in found}
+        own = (applied for sketch in self.registered_sketches if (applied := sketch.apply(work)) is not None)
+        return [*found, *(applied for applied in own if applied.space.template not in taken)]
 
     def trusted(self, work: Work, sketches: bool = True, templates: bool = True) -> list[Applied]:
         """The candidates for a choice without measuring: templates and trusted sketches; other sketches if none of
@@ -64,7 +74,7 @@ class Catalog:
         found = [applied for t in asked if (applied := t.apply(work)) is not None]
         if not self.predicts_default:
             return found
-        derived = list(self.sketches(work)) if sketches else []
+        derived = self.sketches(work) if sketches else []
         trusted = [applied for applied in derived if applied.space.template in self.trusted_sketches]
         default = self.default.apply(work)
         return [*(found or derived), *(trusted if found else []), *([] if default is None else [default])]
@@ -109,6 +119,7 @@ def _cuda() -> Catalog:
         Default(),
         is_hopeless,
         trusted_sketches=(BlockReduction.name,),
+        sketch_names=tuple(sketch.name for sketch in SKETCHES),
         predicts_default=True,
     )
 
@@ -128,13 +139,7 @@ def _gemmini() -> Catalog:
 def register(template: Template, target: str = "cpu", module: str | None = None) -> Template:
     """Add a template to all compilations for `target`. `module`: the module that registers it on import, for worker
     processes; by default, the one that defines its class."""
-    one_of("target", target, KINDS)
-    name = getattr(template, "name", None)
-    if not isinstance(name, str) or not name or not callable(getattr(template, "apply", None)):
-        raise OptionError(
-            f"{template!r} is not a template",
-            remedy="give it a `name` and a method `apply(work)` that returns None or an Applied",
-        )
+    name = _checked(template, target, "a template")
     found = _built_in(target)
     taken = {each.name for each in (*found.all_templates, found.default)}
     if name in taken or name.startswith(SKETCHED):
@@ -149,3 +154,39 @@ def unregister(name: str, target: str = "cpu") -> None:
     found = _built_in(target)
     found.registered[:] = [each for each in found.registered if each.name != name]
     registration.forget(f"template {name!r}")
+
+
+def register_sketch(sketch: Template, target: str = "cpu", module: str | None = None) -> Template:
+    """Add a sketch to all compilations for `target`. It is a template whose name begins with "sketch:": without tuning,
+    it is chosen only for tasks that no template computes. `module`: as of `register`."""
+    name = _checked(sketch, target, "a sketch")
+    if not name.startswith(SKETCHED) or name == SKETCHED:
+        raise OptionError(
+            f"the name of a sketch must begin with {SKETCHED!r}, got {name!r}",
+            remedy=f'call it "{SKETCHED}{name.removeprefix(SKETCHED) or "mine"}", or register it as a template',
+        )
+    found = _built_in(target)
+    if name in {*found.sketch_names, *(each.name for each in found.registered_sketches)}:
+        raise OptionError(f"there is a sketch {name!r} already", remedy="choose another name")
+    found.registered_sketches.append(Guarded(sketch))
+    registration.remember(f"sketch {name!r}", sketch, module)
+    return sketch
+
+
+def unregister_sketch(name: str, target: str = "cpu") -> None:
+    """Remove the sketch of this name."""
+    found = _built_in(target)
+    found.registered_sketches[:] = [each for each in found.registered_sketches if each.name != name]
+    registration.forget(f"sketch {name!r}")
+
+
+def _checked(template: object, target: str, what: str) -> str:
+    """The name of what is registered; OptionError if it cannot be."""
+    one_of("target", target, KINDS)
+    name = getattr(template, "name", None)
+    if not isinstance(name, str) or not name or not callable(getattr(template, "apply", None)):
+        raise OptionError(
+            f"{template!r} is not {what}",
+            remedy="give it a `name` and a method `apply(work)` that returns None or an Applied",
+        )
+    return name

@@ -41,7 +41,7 @@ def left_out(what: str, doing: str, error: Exception) -> None:
 
 @dataclass(frozen=True)
 class Guarded:
-    """A user's template."""
+    """A user's template or sketch."""
 
     template: Template
 
@@ -53,8 +53,12 @@ class Guarded:
     def name(self) -> str:
         return self.template.name
 
+    @property
+    def _what(self) -> str:
+        return f"{'sketch' if self.name.startswith('sketch:') else 'template'} {self.name!r}"
+
     def apply(self, work: Work) -> Applied | None:
-        what = f"template {self.name!r}"
+        what = self._what
         try:
             applied = self.template.apply(work)
             if applied is None:
@@ -72,7 +76,7 @@ class Guarded:
         try:
             return self.template.refusal(work)
         except Exception as error:
-            left_out(f"template {self.name!r}", f"say why it does not compute {work.task.label}", error)
+            left_out(self._what, f"say why it does not compute {work.task.label}", error)
             return None
 
 

@@ -113,7 +113,7 @@ class Space:
     `together` names knobs whose best values depend on each other. A search changes them together, because changing
     one at a time would get stuck, and a crossover takes all of them from the same config.
 
-    `batched`: whether `legal` also takes arrays, one element for each config. Then all choices are numbers.
+    `batched`: whether `legal` also takes arrays, one element for each config.
     """
 
     template: str

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from tilewright.support.arith import ceil_div
+from tilewright.support.batch import Number, least
 from tilewright.support.frozen import quickly_made
 
 
@@ -45,7 +47,7 @@ class InnerLoop:
 
     @property
     def is_fused(self) -> bool:
-        return self.fused and self.stages > 1
+        return self.fused & (self.stages > 1)
 
 
 @dataclass(frozen=True)
@@ -58,21 +60,19 @@ class TileGrid:
     row_bytes: float  # that a step loads for a row of tiles
     column_bytes: float
 
-    def loaded(self, blocks: int) -> float:
+    def loaded(self, blocks: Number) -> Number:
         """Distinct bytes that a step of so many neighbouring blocks loads."""
         whole, rest = divmod(blocks, self.rows * self.columns)
+        group = self.together * self.columns
+        rows = least(least(self.rows, ceil_div(rest, group) * self.together), rest)
+        columns = least(self.columns, ceil_div(rest, self.together))
         found = whole * (self.rows * self.row_bytes + self.columns * self.column_bytes)
-        if rest:
-            group = self.together * self.columns
-            rows = min(self.rows, -(-rest // group) * self.together, rest)
-            columns = min(self.columns, -(-rest // self.together))
-            found += rows * self.row_bytes + columns * self.column_bytes
-        return found
+        return found + (rows * self.row_bytes + columns * self.column_bytes)
 
 
 @dataclass(frozen=True)
 class GpuTerms:
-    """Operation counts of a kernel on a GPU. Those of the main loop are per block and per step."""
+    """Operation counts of a kernel on a GPU; of many configs, arrays. Those of the main loop are per block and step."""
 
     blocks: int
     threads: int  # of a block

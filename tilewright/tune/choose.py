@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilewright.cost.predictor import Predictor, counted, nominal
+from tilewright.cost.predictor import Predictor, all_seconds, counted, nominal
 from tilewright.errors import SpaceError, TilewrightError
 from tilewright.loops.ir import Program
 from tilewright.runtime.plan import PREDICTED, Origin
@@ -27,7 +27,7 @@ from tilewright.space.implementation import Implementation
 from tilewright.space.space import Config, Knob, Value, combinations
 from tilewright.space.template import Applied, Batched, Work
 from tilewright.space.templates.default import DEFAULT
-from tilewright.support.batch import nowhere
+from tilewright.support.batch import narrowed
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,12 @@ _known: dict[object, tuple[float, Config] | None] = {}
 def ranked(applied: Applied, work: Work) -> list[tuple[float, Config]]:
     """Every config of a template with its predicted seconds, the fastest first."""
     predictor = nominal(work.machine)
-    found = [(_predicted(applied, config, work, predictor), config) for config in applied.space.configs()]
+    configs = list(applied.space.configs())
+    seconds = all_seconds(applied, configs, predictor)
+    if seconds is None:
+        found = [(_predicted(applied, config, work, predictor), config) for config in configs]
+    else:
+        found = list(zip(seconds.tolist(), configs, strict=True))
     return sorted(found, key=lambda each: (each[0], str(each[1])))
 
 
@@ -177,15 +182,17 @@ class _AllAtOnce:
             self._columns[group] = combinations(group)
         columns = self._columns[group]
         space, values = self._applied.space, {**dict(base.values), **columns}
-        legal = space.legal(values)
-        if nowhere(legal):
+        count = len(next(iter(columns.values())))
+        legal = np.flatnonzero(np.broadcast_to(space.legal(values), (count,)))
+        if not legal.size:
             return None
+        some = narrowed(values, legal)
         try:
-            seconds = np.where(legal, self._predictor(self._applied.terms_of(values)), math.inf)
+            seconds = np.broadcast_to(self._predictor(self._applied.terms_of(some)), legal.shape)
         except TilewrightError:  # a user's template
             return None
         at = int(seconds.argmin())
-        found = {name: column[at].item() for name, column in columns.items()}
+        found = {name: some[name][at].item() for name in columns}
         return float(seconds[at]), Config.of(space.template, {**dict(base.values), **found})
 
 

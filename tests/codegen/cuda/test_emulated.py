@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.codegen.cuda.emulator.judge import asked, check
-from tests.codegen.cuda.emulator.run import COMPILER, Complaint
+from tests.codegen.cuda.judge import asked
 from tests.codegen.cuda.tensor_kernels import KERNELS, RELATED, Kernel
 from tilewright.measure.validation import WrongResult
+from tilewright.testing.emulator.run import COMPILER, Complaint, check
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no g++ here to compile the emulator with")
 

@@ -10,8 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.codegen.cuda.emulator.judge import MAX_CASES, check
-from tests.codegen.cuda.emulator.run import COMPILER, Emulated
+from tests.codegen.cuda.judge import MAX_CASES
 from tests.loops.gpu.products import Product
 from tests.loops.test_goldens import softmax
 from tests.programs import GPU, GPU_SKETCHES, default_program, gpu_kernel, validation
@@ -22,6 +21,7 @@ from tilewright.dtypes import DType
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.loops.ir import Program
+from tilewright.testing.emulator.run import COMPILER, Emulated, check
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no g++ here to compile the emulator with")
 F16, BF16, F32 = DType.F16, DType.BF16, DType.F32

@@ -9,7 +9,6 @@ from textwrap import dedent
 import numpy as np
 import pytest
 
-from tests.codegen.cuda.emulator.run import COMPILER, Emulated
 from tests.loops.schedule.examples import chain
 from tests.loops.schedule.gpu import F16, F32, matmul, operands, product_of, simt, tensorised
 from tests.loops.schedule.test_tensorise import axpy
@@ -23,6 +22,7 @@ from tilewright.hw.tensor_cores import load_left, multiply
 from tilewright.loops.interpret import interpret_program
 from tilewright.loops.ir import Copy, Warp, walk_stmts
 from tilewright.loops.schedule import Schedule, from_json, replay, to_json
+from tilewright.testing.emulator.run import COMPILER, Emulated
 
 SHAPE = (32, 32, 128)
 Made = Callable[..., Schedule]

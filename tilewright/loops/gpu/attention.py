@@ -15,6 +15,7 @@ from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.loops.gpu.tensor import ROW_PADDING, MatrixOperand
 from tilewright.loops.ir import Buffer, Stmt
+from tilewright.support.batch import Number, most
 
 _NARROWEST = 32  # columns of a tile in shared memory
 
@@ -37,10 +38,10 @@ class AttentionTiles:
     def threads(self) -> int:
         return 32 * self.warps
 
-    def shared_bytes(self, width: int, values: int) -> int:
+    def shared_bytes(self, width: int, values: int) -> Number:
         """Shared memory for heads of this width, padded; the results reuse the operands' memory at the end."""
         tiles = 2 * (self.queries * width + self.stages * self.keys * (width + values))
-        return max(tiles, 4 * self.queries * (values + ROW_PADDING))
+        return most(tiles, 4 * self.queries * (values + ROW_PADDING))
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class TensorAttention:
 
     @property
     def shared_bytes(self) -> int:
-        return self.tiles.shared_bytes(*self.padded)
+        return int(self.tiles.shared_bytes(*self.padded))
 
 
 def padded(columns: int) -> int:

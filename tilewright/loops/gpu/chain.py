@@ -23,6 +23,7 @@ from tilewright.loops.gpu.tensor import ROW_PADDING, TABLE_BYTES, MatrixOperand,
 from tilewright.loops.ir import Buffer, Stmt
 from tilewright.runtime.packing import Packing
 from tilewright.support.arith import ceil_div
+from tilewright.support.batch import Number, most, select
 
 REGISTERS, SHARED = "registers", "shared"
 FRAGMENT = 16  # rows and columns of a fragment
@@ -31,7 +32,7 @@ FRAGMENT = 16  # rows and columns of a fragment
 @dataclass(frozen=True)
 class ChainTiles:
     """The tiling of a block: BM rows, the first product in steps of BK with `stages` of them in shared memory.
-    `resident`: where intermediate results are."""
+    `resident`: where intermediate results are. Of many tilings, arrays."""
 
     bm: int
     bk: int
@@ -46,34 +47,34 @@ class ChainTiles:
     def threads(self) -> int:
         return 32 * self.warps_m * self.warps_n
 
-    def columns(self, n: int) -> int:
+    def columns(self, n: int) -> Number:
         """Columns of a tile in shared memory: a power of two, so that swizzling can use address bits."""
-        return max(FRAGMENT * self.warps_n, 1 << (n - 1).bit_length())
+        return most(FRAGMENT * self.warps_n, 1 << (n - 1).bit_length())
 
-    def computed(self, n: int) -> int:
+    def computed(self, n: int) -> Number:
         """Columns that are computed: whole fragments, if one warp has them all."""
-        return self.columns(n) if self.warps_n > 1 else FRAGMENT * ceil_div(n, FRAGMENT)
+        return select(self.warps_n > 1, self.columns(n), FRAGMENT * ceil_div(n, FRAGMENT))
 
-    def operand_bytes(self, n: int) -> int:
+    def operand_bytes(self, n: int) -> Number:
         return self.stages * (self.bm + self.columns(n)) * self.bk * self.size
 
-    def result_bytes(self, widths: tuple[int, ...]) -> int:
+    def result_bytes(self, widths: tuple[int, ...]) -> Number:
         """The bytes of the sums and, if they are in memory, of intermediate results."""
         sums = 4 * self.bm * (self.computed(widths[-1]) + ROW_PADDING)
-        between = max(self.columns(n) for n in widths[:-1]) * self.bm * self.size
-        return max(sums, between) if self.resident == SHARED else sums
+        between = self.columns(max(widths[:-1])) * self.bm * self.size
+        return select(self.resident == SHARED, most(sums, between), sums)
 
-    def weight_bytes(self, widths: tuple[int, ...]) -> int:
+    def weight_bytes(self, widths: tuple[int, ...]) -> Number:
         """The bytes of the right operands after the first."""
         tiles = [self.columns(n) for n in widths]
         return self.size * sum(one * two for one, two in pairwise(tiles))
 
-    def weights_at(self, widths: tuple[int, ...]) -> int:
+    def weights_at(self, widths: tuple[int, ...]) -> Number:
         """The offset of the weights. The results reuse the operands' memory, unless the next operands are there."""
         operands, results = self.operand_bytes(widths[0]), self.result_bytes(widths)
-        return operands + results if self.persistent else max(operands, results)
+        return select(self.persistent, operands + results, most(operands, results))
 
-    def shared_bytes(self, widths: tuple[int, ...]) -> int:
+    def shared_bytes(self, widths: tuple[int, ...]) -> Number:
         return self.weights_at(widths) + self.weight_bytes(widths)
 
 
@@ -137,7 +138,7 @@ class TensorChain:
 
     @property
     def table_at(self) -> int:
-        return self.tiles.shared_bytes(self.widths)
+        return int(self.tiles.shared_bytes(self.widths))
 
     @property
     def shared_bytes(self) -> int:

@@ -21,6 +21,7 @@ from tilewright.dtypes import DType
 from tilewright.loops.ir import Buffer, Stmt
 from tilewright.runtime.packing import Packing
 from tilewright.support.arith import ceil_div
+from tilewright.support.batch import Number, most, select
 
 ROW_PADDING = 8  # padding floats at the end of a row of sums, against bank conflicts
 TABLE_BYTES = 8  # per gathered row: its offset and its mask of what is inside
@@ -29,7 +30,7 @@ TABLE_BYTES = 8  # per gathered row: its offset and its mask of what is inside
 @dataclass(frozen=True)
 class MatrixTiles:
     """The tiling of a block: BM x BN results, in steps of BK, by warps_m x warps_n warps; `stages` steps are in
-    shared memory."""
+    shared memory. Of many tilings, arrays."""
 
     bm: int
     bn: int
@@ -50,10 +51,10 @@ class MatrixTiles:
         return self.stages * (self.bm + self.bn) * self.bk * self.size
 
     @property
-    def shared_bytes(self) -> int:
+    def shared_bytes(self) -> Number:
         """The sums reuse the operands' memory at the end, unless the next operands are already there."""
         sums = self.bm * (self.bn + ROW_PADDING) * 4
-        return self.stage_bytes + sums if self.persistent else max(self.stage_bytes, sums)
+        return select(self.persistent, self.stage_bytes + sums, most(self.stage_bytes, sums))
 
     @property
     def accumulators(self) -> int:
@@ -193,4 +194,4 @@ class TensorGemm:
     @property
     def shared_bytes(self) -> int:
         table = self.tiles.bm * TABLE_BYTES if isinstance(self.a, WindowOperand) else 0
-        return self.tiles.shared_bytes + table
+        return int(self.tiles.shared_bytes + table)

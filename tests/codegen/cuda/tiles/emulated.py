@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from tests.codegen.cuda.emulator.run import COMPILER, HERE, Complaint, _flags
-from tests.codegen.cuda.emulator.translate import translated
 from tilewright import te
 from tilewright.codegen.cuda.scalars import constant
 from tilewright.codegen.cuda.tiles.emit import SYMBOL, TileSource, emit_tile_program, headers
 from tilewright.codegen.cuda.tiles.tensor_maps import TensorMap
 from tilewright.hw.gpu import H200, GpuMachine
+from tilewright.testing.emulator.run import COMPILER, HERE, Complaint, _flags
+from tilewright.testing.emulator.translate import translated
 from tilewright.tile.executors import Facts
 from tilewright.tile.ir import TileProgram, TileType
 

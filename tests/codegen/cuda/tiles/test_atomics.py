@@ -10,11 +10,11 @@ import pytest
 
 import tilewright
 import tilewright.tile as tl
-from tests.codegen.cuda.emulator.run import COMPILER
 from tests.codegen.cuda.tiles.emulated import launch, run
 from tilewright.codegen.cuda.tiles.executor import Executor
 from tilewright.errors import MissingDependencyError
 from tilewright.hw.gpu import H200
+from tilewright.testing.emulator.run import COMPILER
 
 EMULATED = pytest.mark.skipif(COMPILER is None, reason="no g++ here to compile the emulator with")
 

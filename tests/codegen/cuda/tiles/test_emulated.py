@@ -12,11 +12,11 @@ import pytest
 
 import tilewright
 import tilewright.tile as tl
-from tests.codegen.cuda.emulator.run import COMPILER, Complaint
 from tests.codegen.cuda.tiles.cases import MAKERS, Case, dequant_case, matmul_case
 from tests.codegen.cuda.tiles.emulated import Launch, build, launch, run, run_one
 from tests.codegen.cuda.tiles.random_programs import check, check_matmuls
 from tests.tile.kernels import random
+from tilewright.testing.emulator.run import COMPILER, Complaint
 from tilewright.tile.ir import Op, walk
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no g++ here to compile the emulator with")

@@ -9,8 +9,6 @@ from random import Random
 
 import pytest
 
-from tests.codegen.cuda.emulator.judge import check
-from tests.codegen.cuda.emulator.run import COMPILER
 from tests.programs import validation
 from tests.rewrites.helpers import array
 from tests.space.chains import POINTWISE, After, Case, random_case
@@ -27,6 +25,7 @@ from tilewright.runtime.cuda import device
 from tilewright.space.chain import subtasks_of
 from tilewright.space.template import GpuWork
 from tilewright.space.templates.cuda.chain import AppliedChain, TensorCoreChain
+from tilewright.testing.emulator.run import COMPILER, check
 from tilewright.tune.choose import best_of, choose
 
 F16 = DType.F16

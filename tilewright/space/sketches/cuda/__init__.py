@@ -1,4 +1,8 @@
-"""Sketches for NVIDIA GPUs: structures that rules derive from a task's expressions, down to instructions."""
+"""Sketches for NVIDIA GPUs: three structures written by hand, for contractions and reductions of any form.
+
+Unlike those for processors, no rules derive them from a task's expressions. Users register theirs with
+`register_sketch`.
+"""
 
 from tilewright.space.sketches.cuda.block_reduction import BlockReduction
 from tilewright.space.sketches.cuda.tensorised import Tensorised

@@ -12,7 +12,6 @@ Neighbouring threads have neighbouring results if these are contiguous in memory
 
 from __future__ import annotations
 
-from collections.abc import Mapping as Values
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,8 +21,9 @@ from tilewright.loops.formula import Formula, Reduction
 from tilewright.loops.gpu.thread_index import by_stride, positions, under, vector_lanes
 from tilewright.loops.ir import Buffer, For, Kind, Program, Scope, Stmt, Store, block, nest
 from tilewright.loops.tiling import columns_of, extent_of, load_offsets, updated, with_results, with_values
-from tilewright.space.space import Config, Knob, Space, Value
+from tilewright.space.space import Config, Knob, Space
 from tilewright.space.template import Applied, GpuTerms, GpuWork
+from tilewright.support.batch import Number, Truth, Values, floor_log2, most
 from tilewright.te.index import coefficient, simplify
 
 NAME = "sketch:block-reduction"
@@ -46,9 +46,9 @@ class Threads:
         return self.group * self.results
 
     @property
-    def parts(self) -> int:
+    def parts(self) -> Number:
         """Partial results per result after the first combination, about the square root of their number."""
-        return 1 << (self.group.bit_length() - 1) // 2
+        return 1 << floor_log2(self.group) // 2
 
 
 class BlockReduction:
@@ -106,20 +106,17 @@ class AppliedBlockReduction:
             Knob("results", (1, 2, 4, 8, 16, 32)),
             Knob("lanes", lanes),
         )
-        return Space(NAME, knobs, self._legal, together=(("group", "results", "lanes"),))
+        return Space(NAME, knobs, self._legal, together=(("group", "results", "lanes"),), batched=True)
 
-    def _legal(self, values: Values[str, Value]) -> bool:
+    def _legal(self, values: Values) -> Truth:
         t = threads_of(values)
         longest = max(reduction.length for reduction in self.formula.reductions)
         results = extent_of(self.rows)
-        return (
-            _MIN <= t.all <= _MAX
-            and t.group <= longest
-            and t.results * t.lanes < 2 * max(1, results)
-            and self.scratch_bytes(t) <= self.machine.shared_block
-        )
+        legal = (t.all >= _MIN) & (t.all <= _MAX) & (t.group <= longest)
+        legal = legal & (t.results * t.lanes < 2 * max(1, results))
+        return legal & (self.scratch_bytes(t) <= self.machine.shared_block)
 
-    def scratch_bytes(self, t: Threads) -> int:
+    def scratch_bytes(self, t: Threads) -> Number:
         each = max(reduction.result.dtype.bytes for reduction in self.formula.reductions)
         return len(self.formula.reductions) * (
             (t.group + t.parts + 1) * t.results * t.lanes * each + _ROUNDED
@@ -129,7 +126,11 @@ class AppliedBlockReduction:
         return _Program(self, threads_of(dict(config.values))).made()
 
     def terms(self, config: Config) -> GpuTerms:
-        t = threads_of(dict(config.values))
+        return self.terms_of(dict(config.values))
+
+    def terms_of(self, values: Values) -> GpuTerms:
+        """The terms of a config or, if its values are arrays, of many."""
+        t = threads_of(values)
         formula = self.formula
         blocks = -(-extent_of(self.rows) // (t.results * t.lanes))
         lengths = sum(reduction.length for reduction in formula.reductions)
@@ -137,7 +138,7 @@ class AppliedBlockReduction:
         buffers = (*formula.inputs, formula.output)
         read = float(sum(b.size * b.dtype.bytes for b in formula.inputs))
         side_by_side = t.results * t.lanes * min(b.dtype.bytes for b in formula.inputs)
-        sectors = 1 if self.along_terms or not self.rows else max(1, _SECTOR_BYTES // side_by_side)
+        sectors = 1 if self.along_terms or not self.rows else most(1, _SECTOR_BYTES // side_by_side)
         warps = t.all / WARP
         return GpuTerms(
             blocks=blocks,
@@ -147,7 +148,7 @@ class AppliedBlockReduction:
             steps=steps,
             stages=2,
             flops=0.0,
-            scalar=warps * _IN_FLIGHT * t.lanes * 4 + warps * 4 * t.parts / max(1, steps),
+            scalar=warps * _IN_FLIGHT * t.lanes * 4 + warps * 4 * t.parts / most(1, steps),
             copies=0.0,
             shared_traffic=0.0,
             loaded=read * sectors / blocks / steps,
@@ -158,8 +159,8 @@ class AppliedBlockReduction:
         )
 
 
-def threads_of(values: Values[str, Value]) -> Threads:
-    return Threads(**values)  # type: ignore[arg-type]
+def threads_of(values: Values) -> Threads:
+    return Threads(**values)
 
 
 class _Program:

@@ -8,6 +8,7 @@ from tilewright import te
 from tilewright.loops.gpu.thread_index import positions
 from tilewright.loops.tiling import extent_of
 from tilewright.space.mapping import Mapping
+from tilewright.support.batch import Number, select
 from tilewright.te.index import simplify
 
 _NEIGHBOURS = 8  # tiles along m in a group of neighbouring blocks, which share columns of the right factor
@@ -36,9 +37,12 @@ class BlockGrid:
         return te.Var("p", self.count)
 
     @property
-    def together(self) -> int:
+    def together(self) -> Number:
         """Rows of tiles in a group of neighbouring blocks."""
-        return max(n for n in range(1, _NEIGHBOURS + 1) if self.rows % n == 0)
+        found: Number = 1
+        for n in range(2, _NEIGHBOURS + 1):
+            found = select(self.rows % n == 0, n, found)
+        return found
 
     @property
     def starts(self) -> tuple[te.Expr, te.Expr]:

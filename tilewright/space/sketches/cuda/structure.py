@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping as Values
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import numpy as np
 
 from tilewright.hw.gpu import GpuMachine
 from tilewright.loops.ir import Program
@@ -14,12 +16,14 @@ from tilewright.space.contraction import TwoFactorContraction
 from tilewright.space.mapping import Mapping
 from tilewright.space.sketches.cuda.blocks import BlockGrid
 from tilewright.space.sketches.cuda.fetch import Fetched, Summed, TileOperand
-from tilewright.space.space import Config, Space, Value
+from tilewright.space.space import Config, Space
 from tilewright.space.template import GpuTerms
+from tilewright.support.batch import Truth, Values, both, joined, narrowed
 
 
 class Sizes(Protocol):
-    """The values of a config: `mapping` is an index; `bm`, `bn` and `bk` are the tile sizes of a block."""
+    """The values of a config, or arrays of many: `mapping` is an index, the same for all; `bm`, `bn` and `bk` are the
+    tile sizes of a block."""
 
     @property
     def mapping(self) -> int: ...
@@ -40,7 +44,7 @@ S = TypeVar("S", bound=Sizes)
 
 @dataclass(frozen=True)
 class Structure(ABC, Generic[S]):
-    """One config's program, and its properties that are known before it is built."""
+    """One config's program, and its properties that are known before it is built, also of many configs."""
 
     swizzled: ClassVar[bool] = False  # whether the chunks of a tile's rows are permuted
 
@@ -108,20 +112,30 @@ class InTiles(ABC, Generic[S]):
     def space(self) -> Space: ...
 
     @abstractmethod
-    def suits(self, tiles: S) -> bool:
+    def suits(self, tiles: S) -> Truth:
         """Whether the sizes are compatible and suit the task."""
 
-    def legal(self, values: Values[str, Value]) -> bool:
+    def legal(self, values: Values) -> Truth:
+        return self._by_mapping(values, self._legal)
+
+    def _legal(self, values: Values) -> Truth:
+        return both(self.suits(self.sizes(**values)), values, self._fits)
+
+    def _fits(self, values: Values) -> Truth:
         tiles = self.sizes(**values)
-        if not self.suits(tiles):
-            return False
         kernel = self.structure(tiles)
-        return (
-            kernel.shared_bytes <= self.machine.shared_block
-            and kernel.copied <= self.most_copies
-            and kernel.registers <= self.most_registers
-            and tiles.stages <= 1 + kernel.summed.total
-        )
+        fits = (kernel.shared_bytes <= self.machine.shared_block) & (kernel.copied <= self.most_copies)
+        fits = fits & (kernel.registers <= self.most_registers)
+        return fits & (tiles.stages <= 1 + kernel.summed.total)
+
+    @staticmethod
+    def _by_mapping(values: Values, asked: Callable[[Values], Any]) -> Any:
+        """Ask for the configs of each mapping: their operands differ."""
+        mapping = values["mapping"]
+        if not isinstance(mapping, np.ndarray):
+            return asked(values)
+        parts = [(mapping == one, one) for one in np.unique(mapping).tolist()]
+        return joined([(at, asked({**narrowed(values, at), "mapping": one})) for at, one in parts])
 
     def structure(self, tiles: S) -> Structure[S]:
         return self.structured(self.work, self.mappings_found[tiles.mapping], self.read[tiles.mapping], tiles)
@@ -134,3 +148,8 @@ class InTiles(ABC, Generic[S]):
 
     def terms(self, config: Config) -> GpuTerms:
         return self.of_config(config).terms()
+
+    def terms_of(self, values: Values) -> GpuTerms:
+        """The terms of many configs at once."""
+        found: GpuTerms = self._by_mapping(values, lambda own: self.structure(self.sizes(**own)).terms())
+        return found

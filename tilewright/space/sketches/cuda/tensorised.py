@@ -8,7 +8,8 @@ multi-level tiling down to an instruction, cooperative fetching, a software pipe
           fragments, acc[WM, WN] += left * right                      (instructions)
       sums[BM, BN] = acc;  for threads: out = value(sums)             (vectors)
 
-The mapping (`mapping.py`) of axes to the instruction's m, n and k is a knob.
+The mapping (`mapping.py`) of axes to the instruction's m, n and k is a knob. So is the instruction, where users
+registered some that multiply the same fragments as tensor cores do.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from functools import cached_property
 from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.hw.gpu import WARP, GpuMachine
+from tilewright.hw.intrinsics import Fragment, Intrinsic, PtxAssembly, registered, registered_intrinsics
 from tilewright.hw.tensor_cores import columns, multiply
 from tilewright.loops.ir import Block, For, Kind, Program, Stmt, block, nest
 from tilewright.numerics import may_round_to_tf32
 from tilewright.space.contraction import TwoFactorContraction, contraction_of
-from tilewright.space.mapping import Mapping, mappings
+from tilewright.space.mapping import Mapping, access_matrix, mappings
 from tilewright.space.sketches.cuda.fetch import TileOperand
 from tilewright.space.sketches.cuda.pipeline import REGISTER_STAGES, TileLoop, pipelined
 from tilewright.space.sketches.cuda.results import Results
@@ -32,6 +34,7 @@ from tilewright.space.sketches.cuda.warps import Fragments, WarpAccumulators
 from tilewright.space.space import Knob, Space
 from tilewright.space.template import Applied, GpuTerms, GpuWork
 from tilewright.space.terms import InnerLoop, TileGrid
+from tilewright.support.batch import Number, Truth, least, most, rounded, select
 
 NAME = "sketch:tensorised"
 DTYPES = (DType.F16, DType.BF16)
@@ -63,6 +66,7 @@ class WarpTiles:
     stages: int
     prefetch: bool  # fragments are loaded a step before they are multiplied
     fused: bool  # also across tiles: the first fragments of a tile at the end of the one before
+    instruction: str = ""  # the digest of a registered one that multiplies; "": that of tensor cores
 
     @property
     def threads(self) -> int:
@@ -83,6 +87,32 @@ class Tensorised:
         return AppliedTensorised(found, mappings_found, work.machine) if mappings_found else None
 
 
+def instructions(dtype: DType, machine: GpuMachine) -> dict[str, Intrinsic]:
+    """The registered instructions of a machine, by digest, that compute what those of tensor cores do: the same
+    dependence of each operand on m, n and k, in the same fragments."""
+    known = [multiply(depth, dtype) for depth in (columns(dtype), 2 * columns(dtype))]
+    return {
+        each.digest: each
+        for each in registered_intrinsics(machine)
+        if isinstance(each.emit, PtxAssembly) and any(_is_like(each, one) for one in known)
+    }
+
+
+def _is_like(one: Intrinsic, other: Intrinsic) -> bool:
+    if len(one.fragments) != len(other.fragments) or not one.accumulates:
+        return False
+    if access_matrix(one)[1] != access_matrix(other)[1]:
+        return False
+    return all(_held(a) == _held(b) for a, b in zip(one.fragments, other.fragments, strict=True))
+
+
+def _held(fragment: Fragment) -> tuple[object, ...]:
+    """What identifies a fragment: its tile, and the elements that each thread holds."""
+    lanes, count = range(fragment.lanes), range(fragment.size)
+    elements = [tuple(fragment.element(lane, n)) for lane in lanes for n in count]
+    return fragment.tensor.shape, fragment.tensor.dtype, fragment.scope, fragment.lanes, elements
+
+
 class TensorisedKernel(Structure[WarpTiles]):
     swizzled = True
 
@@ -91,12 +121,12 @@ class TensorisedKernel(Structure[WarpTiles]):
         return Results(self.work, self.mapping.m, self.mapping.n, self.tiles.bm, self.tiles.bn)
 
     @cached_property
-    def shared_bytes(self) -> int:
+    def shared_bytes(self) -> Number:
         operands = sum(o.bytes for o in self.operands)
-        return max(operands, self.tiles.bm * self.results.pitch * 4) + 256
+        return most(operands, self.tiles.bm * self.results.pitch * 4) + 256
 
     @cached_property
-    def registers(self) -> float:
+    def registers(self) -> Number:
         """Estimated registers of a thread, fitted to what the compiler used for 90 kernels."""
         t = self.tiles
         sums = t.wm * t.wn / WARP
@@ -106,14 +136,14 @@ class TensorisedKernel(Structure[WarpTiles]):
             * self.work.dtype.bytes
             / WARP
             / 4
-            * (REGISTER_STAGES if t.prefetch else 1)
+            * select(t.prefetch, REGISTER_STAGES, 1)
         )
         held = sum(
             o.copy_count(t.threads) * (_GATHERED if o.operand.is_gathered else 1)
             for o in self.operands
             if o.is_small
         )
-        return 24 + sums + fragments + held + _REGISTERS_COPY * min(self.copied, _ADDRESSES)
+        return 24 + sums + fragments + held + _REGISTERS_COPY * least(self.copied, _ADDRESSES)
 
     # -- the program ----------------------------------------------------------------------------------------------
 
@@ -128,7 +158,7 @@ class TensorisedKernel(Structure[WarpTiles]):
             Fragments(operand, operand is self.operands[0], size, start, t.instruction_k, thread)
             for operand, size, start in zip(self.operands, (t.wm, t.wn), starts, strict=True)
         )
-        sums = WarpAccumulators(left, right)
+        sums = WarpAccumulators(left, right, self._instruction)
         body = block(
             sums.clear(),
             TileLoop(self.operands, (m0, n0), batch, thread).loop(_multiplied(sums, t)),
@@ -145,6 +175,13 @@ class TensorisedKernel(Structure[WarpTiles]):
         ahead = (left.buffer.name, right.buffer.name) if t.prefetch else ()
         return pipelined(program, self.operands, t.stages, ahead, t.fused)
 
+    @property
+    def _instruction(self) -> Intrinsic:
+        t, dtype = self.tiles, self.work.dtype
+        if not t.instruction:
+            return multiply(t.instruction_k, dtype)
+        return next(each for each in registered() if each.digest == t.instruction)
+
     def terms(self) -> GpuTerms:
         t = self.tiles
         size = self.work.dtype.bytes
@@ -157,11 +194,11 @@ class TensorisedKernel(Structure[WarpTiles]):
         fragments = t.threads // WARP * (t.wm + t.wn) * t.bk * size
         multiplications = t.bm * t.bn * t.bk / (128 * t.instruction_k)
         results = t.bm * t.bn
-        slower = _SHALLOW if t.instruction_k == columns(self.work.dtype) else 1.0
+        slower = select(t.instruction_k == columns(self.work.dtype), _SHALLOW, 1.0)
         blocks = self.blocks
         inner = InnerLoop(
             t.bk // t.instruction_k,
-            REGISTER_STAGES if t.prefetch else 1,
+            select(t.prefetch, REGISTER_STAGES, 1),
             (t.wm + t.wn) * t.instruction_k * float(size),
             t.fused,
         )
@@ -169,18 +206,18 @@ class TensorisedKernel(Structure[WarpTiles]):
         return GpuTerms(
             blocks=blocks.count,
             threads=t.threads,
-            registers=min(255, round(self.registers)),
+            registers=least(255, rounded(self.registers)),
             shared_bytes=self.shared_bytes,
             steps=self.summed.total,
             stages=t.stages,
             flops=size * t.bm * t.bn * t.bk * slower,
             scalar=fragments / 512 + multiplications + copies * _COPY + gathered * _GATHER,
             copies=copies,
-            shared_traffic=float(tile_bytes + fragments),
-            loaded=float(tile_bytes),
+            shared_traffic=1.0 * (tile_bytes + fragments),
+            loaded=1.0 * tile_bytes,
             memory=float(self.work.formula.moved),
             write_loaded=self.work.formula.epilogue_reads * results,
-            written=float(results * self.work.formula.output.dtype.bytes),
+            written=1.0 * results * self.work.formula.output.dtype.bytes,
             write_shared=12.0 * results,
             inner=inner,
             grid=grid,
@@ -213,6 +250,7 @@ class AppliedTensorised(InTiles[WarpTiles]):
         ]
         super().__init__(work, mappings_found, machine, read)
         self.wide = columns(work.dtype)
+        self.instructions = instructions(work.dtype, machine)
 
     @cached_property
     def space(self) -> Space:
@@ -222,7 +260,7 @@ class AppliedTensorised(InTiles[WarpTiles]):
             """Sizes up to twice the extent."""
             return tuple(size for size in choices if size < 2 * extent or size == choices[0])
 
-        knobs = (
+        knobs: tuple[Knob, ...] = (
             Knob("mapping", tuple(range(len(self.mappings_found))), ordered=False),
             Knob("bm", sizes(m, 16, 32, 64, 128, 256)),
             Knob("bn", sizes(n, 16, 32, 64, 128, 256)),
@@ -234,8 +272,10 @@ class AppliedTensorised(InTiles[WarpTiles]):
             Knob("prefetch", (False, True), ordered=False),
             Knob("fused", (True, False), ordered=False),
         )
+        if self.instructions:
+            knobs = (*knobs, Knob("instruction", ("", *self.instructions), ordered=False))
         names = tuple(knob.name for knob in knobs)
-        return Space(NAME, knobs, self.legal, together=(names,))
+        return Space(NAME, knobs, self.legal, together=(names,), batched=True)
 
     @cached_property
     def _fewest(self) -> int:
@@ -243,11 +283,14 @@ class AppliedTensorised(InTiles[WarpTiles]):
         m, n, _ = self.mappings_found[0].sizes
         return _MIN if min(m, n) < _FEW else 2 * _MIN
 
-    def suits(self, t: WarpTiles) -> bool:
-        if t.bm % t.wm or t.bn % t.wn or not self._fewest <= t.threads <= _MAX:
-            return False
-        if t.wm * t.wn > WARP * _MAX_SUMS or (t.prefetch and t.instruction_k == self.wide):
-            return False
-        if not t.fused and not (t.prefetch and t.stages > 1):
-            return False  # there is nothing to fuse, so the knob changes nothing
-        return max(t.bm, t.bn) <= _LONGEST * min(t.bm, t.bn) and max(t.wm, t.wn) <= 2 * min(t.wm, t.wn)
+    def suits(self, t: WarpTiles) -> Truth:
+        suits = (t.bm % t.wm == 0) & (t.bn % t.wn == 0)
+        suits = suits & (self._fewest <= t.threads) & (t.threads <= _MAX) & (t.wm * t.wn <= WARP * _MAX_SUMS)
+        suits = suits & select(t.prefetch, t.instruction_k != self.wide, True)
+        # Where there is nothing to fuse, the knob changes nothing.
+        suits = suits & (t.fused | (t.prefetch & (t.stages > 1)))
+        for name, instruction in self.instructions.items():
+            depth = instruction.inputs[0].shape[1]
+            suits = suits & select(t.instruction == name, t.instruction_k == depth, True)
+        suits = suits & (most(t.bm, t.bn) <= _LONGEST * least(t.bm, t.bn))
+        return suits & (most(t.wm, t.wn) <= 2 * least(t.wm, t.wn))

@@ -33,6 +33,7 @@ from tilewright.space.sketches.cuda.pipeline import REGISTER_STAGES, TileLoop, p
 from tilewright.space.sketches.cuda.structure import InTiles, Structure
 from tilewright.space.space import Knob, Space
 from tilewright.space.template import Applied, GpuTerms, GpuWork
+from tilewright.support.batch import Number, Truth, least, rounded, select
 from tilewright.te.index import coefficient, simplify
 
 NAME = "sketch:tiled"
@@ -136,11 +137,11 @@ class TiledKernel(Structure[ThreadTiles]):
         return sum(o.bytes for o in self.operands) + 256
 
     @cached_property
-    def registers(self) -> float:
+    def registers(self) -> Number:
         """Estimated registers of a thread, fitted to what the compiler used for 50 kernels."""
         t = self.tiles
         rows, columns = t.vm * t.rm, t.vn * t.rn
-        held = _PART * (rows + columns) * (REGISTER_STAGES if t.prefetch else _HELD)
+        held = _PART * (rows + columns) * select(t.prefetch, REGISTER_STAGES, _HELD)
         return 24 + rows * columns + held + self.copied
 
     # -- the program ----------------------------------------------------------------------------------------------
@@ -227,7 +228,7 @@ class TiledKernel(Structure[ThreadTiles]):
         return GpuTerms(
             blocks=self.blocks.count,
             threads=t.threads,
-            registers=min(255, round(self.registers)),
+            registers=least(255, rounded(self.registers)),
             shared_bytes=self.shared_bytes,
             steps=self.summed.total,
             stages=t.stages,
@@ -235,11 +236,11 @@ class TiledKernel(Structure[ThreadTiles]):
             scalar=sum(copy_count) * _COPY + gathered * _GATHER,
             ordinary=results * t.bk / WARP + read / WARP / _PART + converted,
             copies=sum(copy_count),
-            shared_traffic=float(tile_bytes + read * size),
-            loaded=float(tile_bytes),
+            shared_traffic=1.0 * (tile_bytes + read * size),
+            loaded=1.0 * tile_bytes,
             memory=float(self.work.formula.moved),
             write_loaded=self.work.formula.epilogue_reads * results,
-            written=float(results * self.work.formula.output.dtype.bytes),
+            written=1.0 * results * self.work.formula.output.dtype.bytes,
             write_shared=0.0,
         )
 
@@ -290,24 +291,23 @@ class AppliedTiled(InTiles[ThreadTiles]):
             Knob("fused", (True, False), ordered=False),
         )
         names = tuple(knob.name for knob in knobs)
-        return Space(NAME, knobs, self.legal, together=(names,))
+        return Space(NAME, knobs, self.legal, together=(names,), batched=True)
 
     def _vectors(self, side: int) -> tuple[int, ...]:
         """Neighbours per thread along a side: several if they are contiguous in a tile's rows and can be loaded at
         once."""
         return tuple(sorted({_PART if read[side].transposed else 1 for read in self.read}))
 
-    def suits(self, t: ThreadTiles) -> bool:
-        if not (_MIN <= t.threads <= _MAX and _MIN_SUMS <= t.vm * t.rm * t.vn * t.rn <= _MAX_SUMS):
-            return False
-        if not (t.bm <= _WIDEST and t.bn <= _WIDEST):
-            return False
-        if not t.fused and not (t.prefetch and t.stages > 1):
-            return False  # there is nothing to fuse, so the knob changes nothing
-        if t.prefetch and (self.work.dtype is not DType.F32 or t.bk == _PART):
-            return False  # a conversion between memory and registers is computed: no load that runs ahead
+    def suits(self, t: ThreadTiles) -> Truth:
+        sums = t.vm * t.rm * t.vn * t.rn
+        suits = (t.threads >= _MIN) & (t.threads <= _MAX) & (sums >= _MIN_SUMS) & (sums <= _MAX_SUMS)
+        suits = suits & (t.bm <= _WIDEST) & (t.bn <= _WIDEST)
+        # Where there is nothing to fuse, the knob changes nothing.
+        suits = suits & (t.fused | (t.prefetch & (t.stages > 1)))
+        # A conversion between memory and registers is computed: there is no load that could run ahead.
+        converted = self.work.dtype is not DType.F32
+        suits = suits & select(t.prefetch, (t.bk != _PART) & (not converted), True)
         left, right = self.read[t.mapping]
-        if (t.rm > 1) != left.transposed or (t.rn > 1) != right.transposed:
-            return False
+        suits = suits & ((t.rm > 1) == left.transposed) & ((t.rn > 1) == right.transposed)
         m, n = left.extent, right.extent
-        return t.bm < 2 * max(m, _NARROWEST) and t.bn < 2 * max(n, _NARROWEST)
+        return suits & (t.bm < 2 * max(m, _NARROWEST)) & (t.bn < 2 * max(n, _NARROWEST))

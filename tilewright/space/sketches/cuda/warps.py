@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.hw.gpu import WARP
-from tilewright.hw.tensor_cores import ROWS, columns, load_matrices, multiply
+from tilewright.hw.intrinsics import Intrinsic
+from tilewright.hw.tensor_cores import ROWS, columns, load_matrices
 from tilewright.loops.ir import Buffer, For, Kind, Scope, Stmt, Store, Warp, block, nest
 from tilewright.space.sketches.cuda.fetch import Fetched
 from tilewright.te.index import simplify
@@ -96,6 +97,7 @@ class WarpAccumulators:
 
     left: Fragments
     right: Fragments
+    instruction: Intrinsic  # multiplies two fragments
 
     @property
     def buffer(self) -> Buffer:
@@ -124,12 +126,11 @@ class WarpAccumulators:
         """Multiply a row of fragments by all columns, in alternating direction per row, so that one fragment is
         reused."""
         left, right = self.left, self.right
-        instruction = multiply(left.instruction_k, left.buffer.dtype)
         columns = range(right.count) if i % 2 == 0 else reversed(range(right.count))
         return block(
             *(
                 Warp(
-                    instruction,
+                    self.instruction,
                     left.thread,
                     (
                         (self.buffer, te.as_index((i * right.count + j) * 4)),

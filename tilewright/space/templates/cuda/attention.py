@@ -3,7 +3,6 @@ around it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
 
 from tilewright import te
@@ -14,10 +13,11 @@ from tilewright.loops.gpu.attention import AttentionTiles, TensorAttention, padd
 from tilewright.loops.gpu.tensor import ROW_PADDING, MatrixOperand
 from tilewright.loops.ir import Buffer, Kind, Scope, Stmt, Store, nest
 from tilewright.loops.tiling import with_values
-from tilewright.space.space import Config, Knob, Space, Value
+from tilewright.space.space import Config, Knob, Space
 from tilewright.space.template import Applied, GpuTerms, GpuWork
 from tilewright.space.templates.attention import LOG2_E, Operands
 from tilewright.space.templates.cuda.matrices import INT_MAX, LANES, matrix
+from tilewright.support.batch import Number, Truth, Values, least, select
 from tilewright.te.index import coefficient, linear, simplify
 
 NAME = "tensor-core-attention"
@@ -87,24 +87,23 @@ class AppliedTensorAttention:
             ),
             lambda values: self.is_legal(tiles_of(values)),
             together=(("warps", "rows", "keys", "stages"),),
+            batched=True,
         )
 
-    def is_legal(self, tiles: AttentionTiles) -> bool:
-        return (
-            tiles.shared_bytes(*self._padded) <= self.machine.shared_block
-            and self._held(tiles) <= (_MAX_MASKED if self.operands.masked else _MAX_REGISTERS)
-            and tiles.queries < 2 * max(32, self.operands.queries)
-        )
+    def is_legal(self, tiles: AttentionTiles) -> Truth:
+        legal = tiles.shared_bytes(*self._padded) <= self.machine.shared_block
+        legal = legal & (self._held(tiles) <= (_MAX_MASKED if self.operands.masked else _MAX_REGISTERS))
+        return legal & (tiles.queries < 2 * max(32, self.operands.queries))
 
     @property
     def _padded(self) -> tuple[int, int]:
         return padded(self.operands.width), padded(self.operands.values)
 
-    def _held(self, tiles: AttentionTiles) -> int:
+    def _held(self, tiles: AttentionTiles) -> Number:
         """Registers of a thread for queries, scores and results."""
         width, values = self._padded
         fragments = tiles.rows * width // 16
-        queries = 4 * (fragments if fragments <= _HELD else tiles.rows)
+        queries = 4 * select(fragments <= _HELD, fragments, tiles.rows)
         return queries + tiles.rows * (tiles.keys + values) // 2
 
     def program(self, config: Config) -> TensorAttention:
@@ -167,17 +166,21 @@ class AppliedTensorAttention:
         return next(lanes for lanes in LANES if all(number % lanes == 0 for number in numbers))
 
     def terms(self, config: Config) -> GpuTerms:
-        operands, tiles = self.operands, tiles_of(dict(config.values))
-        width, values = self._padded
+        return self.terms_of(dict(config.values))
+
+    def terms_of(self, values: Values) -> GpuTerms:
+        """The terms of a config or, if its values are arrays, of many."""
+        operands, tiles = self.operands, tiles_of(values)
+        width, columns = self._padded
         blocks = operands.heads * -(-operands.queries // tiles.queries)
-        seen = operands.keys
+        seen: Number = operands.keys
         if operands.causal:
-            seen = min(seen, (operands.queries + tiles.queries) // 2)
+            seen = least(seen, (operands.queries + tiles.queries) // 2)
         pairs = tiles.queries * tiles.keys
-        tile_bytes = 2 * tiles.keys * (width + values)
+        tile_bytes = 2 * tiles.keys * (width + columns)
         copies = sum(
-            tiles.keys * columns / max(2, operand.lanes) / 32
-            for operand, columns in zip(self.matrices[1:], (width, values), strict=True)
+            tiles.keys * wide / max(2, operand.lanes) / 32
+            for operand, wide in zip(self.matrices[1:], (width, columns), strict=True)
         )
         each = operands.queries * operands.values * operands.output.dtype.bytes
         moved = sum(b.size * b.dtype.bytes for b in (*operands.inputs, operands.output))
@@ -185,21 +188,21 @@ class AppliedTensorAttention:
         return GpuTerms(
             blocks=blocks,
             threads=tiles.threads,
-            registers=min(255, self._held(tiles) + _OTHERS),
-            shared_bytes=tiles.shared_bytes(width, values),
+            registers=least(255, self._held(tiles) + _OTHERS),
+            shared_bytes=tiles.shared_bytes(width, columns),
             steps=-(-seen // tiles.keys),
             stages=tiles.stages,
-            flops=2.0 * pairs * (width + values),
-            scalar=_WEIGHT * pairs + copies * _COPY + masked + pairs * (width + values) / 2048,
+            flops=2.0 * pairs * (width + columns),
+            scalar=_WEIGHT * pairs + copies * _COPY + masked + pairs * (width + columns) / 2048,
             copies=copies,
-            shared_traffic=float(tile_bytes + tiles.warps * tile_bytes),
-            loaded=float(tile_bytes),
+            shared_traffic=1.0 * (tile_bytes + tiles.warps * tile_bytes),
+            loaded=1.0 * tile_bytes,
             memory=float(moved),
             write_loaded=2.0 * tiles.queries * width,
-            written=float(each * tiles.queries / operands.queries),
-            write_shared=12.0 * tiles.queries * values,
+            written=each * tiles.queries / operands.queries,
+            write_shared=12.0 * tiles.queries * columns,
         )
 
 
-def tiles_of(values: Mapping[str, Value]) -> AttentionTiles:
-    return AttentionTiles(**{name: int(value) for name, value in values.items()})
+def tiles_of(values: Values) -> AttentionTiles:
+    return AttentionTiles(**values)

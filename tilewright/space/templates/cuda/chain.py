@@ -9,7 +9,7 @@ kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -32,11 +32,12 @@ from tilewright.loops.gpu.thread_index import at_positions, step_of
 from tilewright.loops.ir import Buffer, Kind, Scope, Store, nest
 from tilewright.loops.tiling import with_results, with_values
 from tilewright.space.chain import Stage, stages_of
-from tilewright.space.space import Config, Knob, Space, Value
+from tilewright.space.space import Config, Knob, Space
 from tilewright.space.template import Applied, GpuTerms, GpuWork
 from tilewright.space.templates.cuda import matmul
 from tilewright.space.templates.cuda.matrices import MatrixWork, matrix_work
 from tilewright.support.arith import ceil_div
+from tilewright.support.batch import Number, Truth, Values, least, most, nowhere, rounded, select
 from tilewright.te.index import linear
 
 NAME = "tensor-core-chain"
@@ -213,39 +214,36 @@ class AppliedChain:
             ),
             lambda values: self.is_legal(tiles_of(values)),
             together=(("bm", "bk", "warps_m", "warps_n", "stages", "persistent", "resident"),),
+            batched=True,
         )
 
-    def is_legal(self, tiles: ChainTiles) -> bool:
+    def is_legal(self, tiles: ChainTiles) -> Truth:
         t, work = tiles, self.work
         warp_m = t.bm // t.warps_m
-        if t.bm % (FRAGMENT * t.warps_m) or warp_m > 64 or warp_m & (warp_m - 1):
-            return False
-        if t.resident == REGISTERS and t.warps_n > 1:
-            return False
-        if t.computed(work.widths[0]) > _WIDEST_WARP[t.resident] * t.warps_n:
-            return False
+        legal = (t.bm % (FRAGMENT * t.warps_m) == 0) & (warp_m <= 64) & (warp_m & (warp_m - 1) == 0)
+        if nowhere(legal):
+            return legal
+        widest = select(t.resident == REGISTERS, _WIDEST_WARP[REGISTERS], _WIDEST_WARP[SHARED])
+        legal = legal & ((t.resident != REGISTERS) | (t.warps_n == 1))
+        legal = legal & (t.computed(work.widths[0]) <= widest * t.warps_n)
         singly = any(operand.lanes == 1 for operand in (work.first.left, work.first.right))
-        if not (128 if singly else _MIN) <= t.threads <= _MAX:
-            return False
-        if t.persistent and ceil_div(work.m, t.bm) <= self.machine.sms:
-            return False
+        legal = legal & ((128 if singly else _MIN) <= t.threads) & (t.threads <= _MAX)
+        legal = legal & select(t.persistent, ceil_div(work.m, t.bm) > self.machine.sms, True)
         table = t.bm * TABLE_BYTES if isinstance(work.first.left, WindowOperand) else 0
-        return (
-            t.shared_bytes(work.widths) + table <= self.machine.shared_block
-            and matmul.copies_of(work.first, first_tiles(work, t)) <= matmul.MAX_COPIES
-            and self._registers(t) <= _MAX_REGISTERS
-        )
+        legal = legal & (t.shared_bytes(work.widths) + table <= self.machine.shared_block)
+        legal = legal & (matmul.copies_of(work.first, first_tiles(work, t)) <= matmul.MAX_COPIES)
+        return legal & (self._registers(t) <= _MAX_REGISTERS)
 
-    def _registers(self, tiles: ChainTiles) -> float:
+    def _registers(self, tiles: ChainTiles) -> Number:
         """Estimated registers of a thread: of the first product's loop, or of the largest product after it."""
         t, work = tiles, self.work
         warp_m = t.bm // t.warps_m
-        wide = max(0, t.computed(work.widths[0]) // t.warps_n - 64) // FRAGMENT
-        most = matmul.registers_of(work.first, computed_tiles(work, t)) + _FRAGMENT_REGISTERS * wide
+        wide = most(0, t.computed(work.widths[0]) // t.warps_n - 64) // FRAGMENT
+        found = matmul.registers_of(work.first, computed_tiles(work, t)) + _FRAGMENT_REGISTERS * wide
         for k, n in pairwise(work.widths):
-            left = warp_m * k / 64 if t.resident == REGISTERS else warp_m / 4
-            most = max(most, _OTHERS + left + 1.15 * warp_m * t.computed(n) / t.warps_n / 32)
-        return most
+            left = select(t.resident == REGISTERS, warp_m * k / 64, warp_m / 4)
+            found = most(found, _OTHERS + left + 1.15 * warp_m * t.computed(n) / t.warps_n / 32)
+        return found
 
     def program(self, config: Config) -> TensorChain:
         return chain(self.work, tiles_of(dict(config.values)), self.machine, self._blocks(config))
@@ -261,26 +259,30 @@ class AppliedChain:
         return ceil_div(count, ceil_div(count, at_once))
 
     def terms(self, config: Config) -> GpuTerms:
-        """Those of the first product; the others come behind its main loop, with the results."""
-        work, t = self.work, tiles_of(dict(config.values))
+        return self.terms_of(dict(config.values))
+
+    def terms_of(self, values: Values) -> GpuTerms:
+        """Those of the first product; the others come behind its main loop, with the results. If the values are
+        arrays, of many configs."""
+        work, t = self.work, tiles_of(values)
         first = matmul.terms_of(work.first, computed_tiles(work, t))
         columns = [t.computed(n) for n in work.widths]
-        between = float(sum(t.bm * n for n in columns[:-1]))
+        between = 1.0 * sum(t.bm * n for n in columns[:-1])
         flops = sum(2.0 * t.bm * one * two for one, two in pairwise(columns))
         read = sum(
             t.warps_m * t.warps_n * 2.0 * one * (two / t.warps_n) for one, two in pairwise(columns)
         )  # every warp reads the weights of its columns
-        kept = 0.0 if t.resident == REGISTERS else (2.0 + 2.0 * t.warps_n) * between
+        kept = select(t.resident == REGISTERS, 0.0, (2.0 + 2.0 * t.warps_n) * between)
         last = work.stages[-1].formula
         results = t.bm * work.widths[-1]
         reads = sum(
             s.formula.epilogue_reads * t.bm * n for s, n in zip(work.stages, work.widths, strict=True)
         )
-        weights = 0.0 if t.persistent else t.weight_bytes(work.widths)
+        weights = select(t.persistent, 0.0, t.weight_bytes(work.widths))
         return GpuTerms(
             blocks=ceil_div(work.m, t.bm),
             threads=t.threads,
-            registers=min(255, round(self._registers(t))),
+            registers=least(255, rounded(self._registers(t))),
             shared_bytes=t.shared_bytes(work.widths),
             steps=first.steps,
             stages=t.stages,
@@ -291,7 +293,7 @@ class AppliedChain:
             loaded=first.loaded,
             memory=float(work.moved),
             write_loaded=reads + weights,
-            written=float(results * last.output.dtype.bytes),
+            written=1.0 * results * last.output.dtype.bytes,
             write_shared=4.0 * t.bm * columns[-1] * (1 + _VECTOR_WIDTHS) + kept + read,
             persistent=t.persistent,
             write_flops=flops,
@@ -299,8 +301,8 @@ class AppliedChain:
         )
 
 
-def tiles_of(values: Mapping[str, Value]) -> ChainTiles:
-    return ChainTiles(**values)  # type: ignore[arg-type]
+def tiles_of(values: Values) -> ChainTiles:
+    return ChainTiles(**values)
 
 
 def first_tiles(work: ChainWork, tiles: ChainTiles) -> MatrixTiles:

@@ -7,7 +7,6 @@ window, stride and padding. The pipeline is in `codegen/cuda/matmul.cuh`; the co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -28,9 +27,10 @@ from tilewright.loops.gpu.thread_index import at_positions, index_at_positions
 from tilewright.loops.ir import Buffer, Kind, Scope, Store, nest
 from tilewright.loops.tiling import with_results, with_values
 from tilewright.numerics import may_round_to_tf32
-from tilewright.space.space import Config, Knob, Space, Value
+from tilewright.space.space import Config, Knob, Space
 from tilewright.space.template import Applied, GpuTerms, GpuWork
 from tilewright.space.templates.cuda.matrices import LANES, MatrixWork, matrix_work
+from tilewright.support.batch import Number, Truth, Values, least, nowhere, rounded, select
 from tilewright.te.index import linear
 
 NAME = "tensor-core-matmul"
@@ -97,63 +97,62 @@ class AppliedMatmul:
             ),
             self._legal,
             together=(("bm", "bn", "bk", "warps_m", "warps_n", "stages", "split", "persistent"),),
+            batched=True,
         )
 
-    def _legal(self, values: Mapping[str, Value]) -> bool:
-        """The first line rejects most combinations, which matters because whole spaces are ranked."""
-        m, n, warps_m, warps_n = (int(values[name]) for name in ("bm", "bn", "warps_m", "warps_n"))
-        if not (16 * warps_m <= m <= _WIDEST_WARP * warps_m and 16 * warps_n <= n <= _WIDEST_WARP * warps_n):
-            return False
+    def _legal(self, values: Values) -> Truth:
         return is_legal(self.work, tiles_of(self.work, values), self.machine)
 
     def program(self, config: Config) -> TensorGemm:
         return gemm(self.work, tiles_of(self.work, dict(config.values)), self.machine)
 
     def terms(self, config: Config) -> GpuTerms:
-        return terms_of(self.work, tiles_of(self.work, dict(config.values)))
+        return self.terms_of(dict(config.values))
+
+    def terms_of(self, values: Values) -> GpuTerms:
+        """The terms of a config or, if its values are arrays, of many."""
+        return terms_of(self.work, tiles_of(self.work, values))
 
 
-def tiles_of(work: MatrixWork, values: Mapping[str, Value]) -> MatrixTiles:
-    return MatrixTiles(**values, size=work.size)  # type: ignore[arg-type]
+def tiles_of(work: MatrixWork, values: Values) -> MatrixTiles:
+    return MatrixTiles(**values, size=work.size)
 
 
 def _sums_dtype(work: MatrixWork) -> DType:
     return work.formula.reductions[0].result.dtype
 
 
-def is_legal(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> bool:
+def is_legal(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> Truth:
+    """Whether a tiling is legal; of many tilings, which of them are."""
     warp_m, warp_n = tiles.bm // tiles.warps_m, tiles.bn // tiles.warps_n
-    if not (16 <= warp_m <= _WIDEST_WARP and 16 <= warp_n <= _WIDEST_WARP):
-        return False
+    legal = (warp_m >= 16) & (warp_m <= _WIDEST_WARP) & (warp_n >= 16) & (warp_n <= _WIDEST_WARP)
+    if nowhere(legal):
+        return legal
     table = tiles.bm * TABLE_BYTES if isinstance(work.left, WindowOperand) else 0
     fewest = _MIN_SINGLY if any(_goes_singly(work, o) for o in (work.left, work.right)) else _MIN
     steps = -(-work.sizes[2] // tiles.bk)
-    return (
-        tiles.bm % (16 * tiles.warps_m) == 0
-        and tiles.bn % (16 * tiles.warps_n) == 0
-        and _is_power_of_two(warp_m)
-        and _is_power_of_two(warp_n)
-        and tiles.bk * tiles.size in _STEP_BYTES
-        and tiles.stages >= 2
-        and tiles.shared_bytes + table <= machine.shared_block
-        and fewest <= tiles.threads <= _MAX
-        and copies_of(work, tiles) <= MAX_COPIES
-        and registers_of(work, tiles) <= _MAX_REGISTERS
-        and (tiles.split == 1 or (tiles.split <= steps and _may_split(work, tiles, machine)))
-        and (not tiles.persistent or _may_persist(work, tiles, machine))
-    )
+    step_bytes = tiles.bk * tiles.size
+    legal = legal & (tiles.bm % (16 * tiles.warps_m) == 0) & (tiles.bn % (16 * tiles.warps_n) == 0)
+    legal = legal & _is_power_of_two(warp_m) & _is_power_of_two(warp_n)
+    legal = legal & ((step_bytes == _STEP_BYTES[0]) | (step_bytes == _STEP_BYTES[1])) & (tiles.stages >= 2)
+    legal = legal & (tiles.shared_bytes + table <= machine.shared_block)
+    legal = legal & (fewest <= tiles.threads) & (tiles.threads <= _MAX)
+    legal = legal & (copies_of(work, tiles) <= MAX_COPIES) & (registers_of(work, tiles) <= _MAX_REGISTERS)
+    may_split = (tiles.split <= steps) & _may_split(work, tiles, machine)
+    legal = legal & ((tiles.split == 1) | may_split)
+    return legal & select(tiles.persistent, _may_persist(work, tiles, machine), True)
 
 
-def _may_split(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> bool:
+def _may_split(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> Truth:
     """Whether blocks can share a tile, and there are so few tiles that it may pay."""
-    fits = tiles.split <= _MAX_SPLIT and tiles.bm % tiles.split == 0
-    return machine.clusters and fits and _tile_count(work, tiles) * tiles.split <= _MAX_WAVES * machine.sms
+    fits = machine.clusters & (tiles.split <= _MAX_SPLIT) & (tiles.bm % tiles.split == 0)
+    return fits & (_tile_count(work, tiles) * tiles.split <= _MAX_WAVES * machine.sms)
 
 
-def _may_persist(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> bool:
+def _may_persist(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> Truth:
     """Whether there are enough tiles, each with so short a sum that its start and end matter."""
     short = work.sizes[2] <= _SHORT
-    return short and tiles.split == 1 and _tile_count(work, tiles) > machine.sms
+    return short & (tiles.split == 1) & (_tile_count(work, tiles) > machine.sms)
 
 
 def _tile_count(work: MatrixWork, tiles: MatrixTiles) -> int:
@@ -188,22 +187,22 @@ def _copy_lanes(work: MatrixWork, operand: Operand) -> int:
     return 2 if _goes_singly(work, operand) else operand.lanes
 
 
-def registers_of(work: MatrixWork, tiles: MatrixTiles) -> float:
+def registers_of(work: MatrixWork, tiles: MatrixTiles) -> Number:
     """Estimated registers of a thread, fitted to what the compiler used for 800 kernels: each item counts 1.5 times
     its obvious size, because the compiler loads ahead and keeps addresses."""
-    registers = 32 + 1.4 * tiles.accumulators
+    registers: Number = 32 + 1.4 * tiles.accumulators
     for outer, operand in ((tiles.bm, work.left), (tiles.bn, work.right)):
         elements = outer * tiles.bk / tiles.threads
         if isinstance(operand, ComputedOperand):
-            registers += 2.5 * elements * operand.kept_bytes / 4
+            registers = registers + 2.5 * elements * operand.kept_bytes / 4
         elif _goes_singly(work, operand):
-            registers += 1.8 * elements
+            registers = registers + 1.8 * elements
         else:
-            registers += 2.3 * elements / operand.lanes
+            registers = registers + 2.3 * elements / operand.lanes
     return registers
 
 
-def _is_power_of_two(value: int) -> bool:
+def _is_power_of_two(value: Number) -> Truth:
     return value & (value - 1) == 0
 
 
@@ -309,19 +308,19 @@ def terms_of(work: MatrixWork, tiles: MatrixTiles) -> GpuTerms:
     return GpuTerms(
         blocks=_tile_count(work, t) * t.split,
         threads=t.threads,
-        registers=min(255, round(registers_of(work, t))),
+        registers=least(255, rounded(registers_of(work, t))),
         shared_bytes=t.shared_bytes,
         steps=-(-work.sizes[2] // (t.bk * t.split)),
         stages=t.stages,
         flops=1.0 * t.bm * t.bn * t.bk * t.size,  # in units of 16-bit elements
         scalar=instructions,
         copies=copies,
-        shared_traffic=float(tile_bytes + fragments),
-        loaded=float(tile_bytes),
+        shared_traffic=1.0 * (tile_bytes + fragments),
+        loaded=1.0 * tile_bytes,
         memory=float(formula.moved),
         write_loaded=formula.epilogue_reads * results / t.split,
-        written=float(results * formula.output.dtype.bytes) / t.split,
-        write_shared=4.0 * results * (1 + (_VECTOR_WIDTHS + (2 if t.split > 1 else 0)) / t.split),
+        written=results * formula.output.dtype.bytes / t.split,
+        write_shared=4.0 * results * (1 + (_VECTOR_WIDTHS + select(t.split > 1, 2, 0)) / t.split),
         cluster=t.split,
         persistent=t.persistent,
     )

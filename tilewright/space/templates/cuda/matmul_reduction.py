@@ -9,7 +9,6 @@ reductions are combined by another kernel (`space/decompositions/fused_reduction
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 
@@ -24,7 +23,7 @@ from tilewright.loops.gpu.thread_index import step_of
 from tilewright.loops.ir import Buffer, Kind, Scope, Stmt, Store, nest
 from tilewright.loops.tiling import with_values
 from tilewright.numerics import may_round_to_tf32
-from tilewright.space.space import Config, Knob, Space, Value
+from tilewright.space.space import Config, Knob, Space
 from tilewright.space.template import Applied, GpuTerms, GpuWork, normal_form
 from tilewright.space.templates.cuda.matmul import (
     gemm,
@@ -35,6 +34,7 @@ from tilewright.space.templates.cuda.matmul import (
     tiles_of,
 )
 from tilewright.space.templates.cuda.matrices import LANES, MatrixWork, matrix_work
+from tilewright.support.batch import Truth, Values
 from tilewright.te.index import linear
 
 NAME = "tensor-core-matmul-reduction"
@@ -104,6 +104,7 @@ class AppliedMatmulReduction:
             ),
             self._legal,
             together=(("bm", "bn", "bk", "warps_m", "warps_n", "stages"),),
+            batched=True,
         )
 
     @cached_property
@@ -111,11 +112,10 @@ class AppliedMatmulReduction:
         neighbours = self.of.size if self.of.along else self.of.other_size
         return next(lanes for lanes in LANES if neighbours % lanes == 0)
 
-    def _legal(self, values: Mapping[str, Value]) -> bool:
+    def _legal(self, values: Values) -> Truth:
         tiles = tiles_of(self.work, values)
-        return tiles.threads * self.lanes * _BYTES <= tiles.shared_bytes and is_legal(
-            self.work, tiles, self.machine
-        )
+        fits = tiles.threads * self.lanes * _BYTES <= tiles.shared_bytes
+        return fits & is_legal(self.work, tiles, self.machine)
 
     def program(self, config: Config) -> TensorGemm:
         tiles = tiles_of(self.work, dict(config.values))
@@ -169,7 +169,11 @@ class AppliedMatmulReduction:
         )
 
     def terms(self, config: Config) -> GpuTerms:
-        tiles = tiles_of(self.work, dict(config.values))
+        return self.terms_of(dict(config.values))
+
+    def terms_of(self, values: Values) -> GpuTerms:
+        """The terms of a config or, if its values are arrays, of many."""
+        tiles = tiles_of(self.work, values)
         terms, formula = terms_of(self.work, tiles), self.work.formula
         out = self.of.parts * self.of.other_size * self.dtype.bytes
         blocks = self.of.parts * -(-self.of.other_size // (tiles.bm if self.of.along else tiles.bn))

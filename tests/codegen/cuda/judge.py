@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
-from tests.codegen.cuda.emulator.run import Complaint, Emulated
 from tests.codegen.cuda.tensor_kernels import Kernel
 from tests.programs import CheckCase, validation
 from tilewright.codegen.cuda.build import GpuSource
@@ -64,17 +62,3 @@ def _operand_rounding(task: Task, inputs: Sequence[np.ndarray], dtype: DType) ->
         assert task.output.op in ("amax", "amin"), "an extreme is as far off as what it is of"
         allowed = allowed.max(tuple(task.output.attrs["axes"]))
     return allowed.reshape(-1)
-
-
-def check(source: GpuSource, cases: Sequence[CheckCase], folder: Path, text: str | None = None) -> None:
-    """The emulated kernel answers within bounds, its threads running first to last and last to first. WrongResult or
-    Complaint otherwise."""
-    emulated = Emulated(source, folder, text)
-    launches = [case.inputs for case in cases]
-    found = emulated(launches)
-    for case, result in zip(cases, found, strict=True):
-        case.error(result)
-    again = emulated(launches, descending=True)
-    for case, one, other in zip(cases, found, again, strict=True):
-        if one.tobytes() != other.tobytes():
-            raise Complaint(f"the result depends on the order of threads, on {case.name} inputs")

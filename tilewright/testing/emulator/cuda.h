@@ -4,7 +4,7 @@
 
 #include <type_traits>
 
-#include "machine.h"
+#include "launch.h"
 
 #pragma GCC push_options
 #pragma GCC optimize("O2")

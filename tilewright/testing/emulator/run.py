@@ -12,8 +12,14 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.codegen.cuda.emulator.translate import translated
 from tilewright.codegen.cuda.build import SYMBOL, GpuSource
+from tilewright.codegen.cuda.tensor import tensor_source
+from tilewright.errors import TargetError
+from tilewright.graph.ir import Node
+from tilewright.measure.validation import CheckCase
+from tilewright.runtime.plan import VendorCall
+from tilewright.space.implementation import Implementation
+from tilewright.testing.emulator.translate import translated
 
 HERE = Path(__file__).parent
 COMPILER = shutil.which("g++") if sys.platform == "linux" else None
@@ -46,7 +52,10 @@ class Emulated:
 
     def __init__(self, source: GpuSource, folder: Path, text: str | None = None) -> None:
         """`text`: instead of the source's own; for mutants."""
-        assert COMPILER is not None
+        if COMPILER is None:
+            raise TargetError(
+                "the emulated GPU needs g++ on Linux", remedy="install g++ and put it on the PATH"
+            )
         self.source, self.folder = source, folder
         self.program = folder / "kernel"
         written = folder / "kernel.cpp"
@@ -74,6 +83,14 @@ class Emulated:
         found = np.frombuffer(results.read_bytes(), output.dtype.numpy)
         return list(found.reshape(len(launches), output.size))
 
+    def in_both_orders(self, launches: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
+        """The results; a Complaint if they depend on which threads run first."""
+        found, again = self(launches), self(launches, descending=True)
+        for number, (one, other) in enumerate(zip(found, again, strict=True)):
+            if one.tobytes() != other.tobytes():
+                raise Complaint(f"the result depends on the order of threads, in launch {number}")
+        return found
+
     def _stored(self, arrays: Sequence[np.ndarray]) -> bytes:
         packings = [*self.source.packings, *[None] * (len(arrays) - len(self.source.packings))]
         stored = [
@@ -83,6 +100,30 @@ class Emulated:
         for array, buffer in zip(stored, self.source.params, strict=False):
             assert array.size == buffer.size and array.dtype == buffer.dtype.numpy, buffer
         return b"".join(array.tobytes() for array in stored)
+
+
+def check(source: GpuSource, cases: Sequence[CheckCase], folder: Path, text: str | None = None) -> None:
+    """The emulated kernel answers within bounds, its threads running first to last and last to first. WrongResult or
+    Complaint otherwise."""
+    found = Emulated(source, folder, text).in_both_orders([case.inputs for case in cases])
+    for case, result in zip(cases, found, strict=True):
+        case.error(result)
+
+
+def results_of(implementation: Implementation, cases: Sequence[CheckCase], folder: Path) -> list[np.ndarray]:
+    """The flat result of each case, computed by all kernels of an implementation."""
+    values: dict[Node, list[np.ndarray]] = {
+        node: [case.inputs[number] for case in cases] for number, node in enumerate(implementation.inputs)
+    }
+    for part in implementation.parts:
+        if isinstance(part.body, VendorCall):
+            raise TargetError(
+                "the emulated GPU has no libraries", remedy="test a template that calls one on a GPU"
+            )
+        launches = [list(arrays) for arrays in zip(*(values[node] for node in part.operands), strict=True)]
+        found = Emulated(tensor_source(part.body), folder).in_both_orders(launches)
+        values[part.result] = [result.reshape(part.result.type.shape) for result in found]
+    return [result.reshape(-1) for result in values[implementation.parts[-1].result]]
 
 
 def _main(source: GpuSource, text: str) -> str:

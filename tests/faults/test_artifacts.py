@@ -10,4 +10,4 @@ from tests.faults.artifacts import campaign
 def test_changed_artifacts_are_refused_or_run(tmp_path: Path) -> None:
     counts, failed = campaign(80, 3, tmp_path)
     assert not failed
-    assert counts["refused"] > 40 and counts["right"] > 5
+    assert counts["refused"] > 40 and counts["right"] > 2

@@ -430,10 +430,15 @@ def test_a_device_that_calls_right_candidates_wrong_is_set_aside(job: TaskJob, c
 class Crashing(TestTimer):
     """Its first trial crashes, as when the system ends a process."""
 
+    def __init__(self, node: str, crashed: threading.Event) -> None:
+        super().__init__(node)
+        self.crashed = crashed
+
     def _measured(self, request: TrialRequest, code: bytes, data: bytes, watch: Stopwatch) -> TrialAnswer:
         answer = super()._measured(request, code, data, watch)
         if len(self.measured) > 1:
             return answer
+        self.crashed.set()
         return TrialAnswer(request.trial, Measurement(request.candidate.config, failure="crash"), 1e-5, 0.5)
 
 
@@ -441,7 +446,12 @@ def test_a_device_comes_back_after_one_crash(
     job: TaskJob, configs: list[Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tilewright.measure.pool.workers._PAUSE", 0.01)
-    workers = pool(lambda: Crashing("node0"), lambda: TestTimer("node1"))
+    crashed = threading.Event()  # the other device must not take all candidates before
+
+    def after_the_crash(request: TrialRequest, watch: Stopwatch) -> None:
+        crashed.wait(20)
+
+    workers = pool(lambda: Crashing("node0", crashed), lambda: TestTimer("node1", after_the_crash))
     with Driver(workers) as runner:
         assert seconds(runner, job, configs) == expected(job, configs)
         assert any("it failed a candidate (crash) that is right on timer/node1/" in n for n in runner.notes)

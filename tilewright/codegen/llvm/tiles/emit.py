@@ -393,7 +393,15 @@ class _Emitter(Control):
         return builder.select(builder.icmp_signed("<", most, I64(rows)), most, I64(rows))
 
     def _packed(self, value: Value, into: DType, precision: str) -> Buffer:
-        """An operand of a dot, dense and in the type of its sums."""
+        """An operand of a dot, dense and in the type of its sums. `prefetch` knows what comes next, so that its loads
+        prefetch nothing."""
+        kept, self.loads_ahead = self.loads_ahead, False
+        try:
+            return self._dense(value, into, precision)
+        finally:
+            self.loads_ahead = kept
+
+    def _dense(self, value: Value, into: DType, precision: str) -> Buffer:
         kind = tile_type(value)
         known = self.env[value]
         if isinstance(known, Lazy) and self.transposes(known.op):

@@ -336,7 +336,7 @@ class Values:
         return Made(results[2], arrays)
 
     def loop(self) -> Made | None:
-        """acc = acc + (x ^ x + x), some times: what is added is the same in all iterations."""
+        """acc = acc + (x ^ x + x) in a loop; each iteration adds the same value."""
         made = self.pick(lambda kind: kind.dtype in WRAPPING)
         if made is None:
             return None

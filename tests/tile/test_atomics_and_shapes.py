@@ -28,8 +28,10 @@ def combined(x, bins, old, n, KIND: tl.constexpr, BLOCK: tl.constexpr):
         before = tl.atomic_and(bins + at % 4, value, mask=inside)
     elif KIND == "or":
         before = tl.atomic_or(bins + at % 4, value, mask=inside)
-    else:
+    elif KIND == "xor":
         before = tl.atomic_xor(bins + at % 4, value, mask=inside)
+    else:
+        before = tl.atomic_add(bins + at % 4, value, mask=inside)
     tl.store(old + at, before, mask=inside)
 
 

@@ -312,7 +312,7 @@ def test_nobody_is_left(job: TaskJob, configs: list[Config]) -> None:
 
 
 class Counting(TestBuilder):
-    """It has a list of the configs that it was asked for."""
+    """It lists the configs that it received."""
 
     def __init__(self, node: str, reply: Made | Failed) -> None:
         super().__init__(node, reply)

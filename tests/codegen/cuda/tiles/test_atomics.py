@@ -11,6 +11,7 @@ import pytest
 import tilewright
 import tilewright.tile as tl
 from tests.codegen.cuda.tiles.emulated import launch, run
+from tests.tile.test_atomics_and_shapes import combined
 from tilewright.codegen.cuda.tiles.executor import Executor
 from tilewright.errors import MissingDependencyError
 from tilewright.hw.gpu import H200
@@ -27,27 +28,6 @@ FUNCTIONS = {
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
 }
-
-
-@tilewright.kernel
-def combined(x, bins, old, n, KIND: tl.constexpr, BLOCK: tl.constexpr):
-    """Element i goes to bin i % 4; instances share the bins."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < n
-    value = tl.load(x + at, mask=inside, other=0)
-    if KIND == "max":
-        before = tl.atomic_max(bins + at % 4, value, mask=inside)
-    elif KIND == "min":
-        before = tl.atomic_min(bins + at % 4, value, mask=inside)
-    elif KIND == "and":
-        before = tl.atomic_and(bins + at % 4, value, mask=inside)
-    elif KIND == "or":
-        before = tl.atomic_or(bins + at % 4, value, mask=inside)
-    elif KIND == "xor":
-        before = tl.atomic_xor(bins + at % 4, value, mask=inside)
-    else:
-        before = tl.atomic_add(bins + at % 4, value, mask=inside)
-    tl.store(old + at, before, mask=inside)
 
 
 @EMULATED

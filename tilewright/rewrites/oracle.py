@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, runtime_checkable
@@ -65,6 +66,13 @@ class GroupCosts(Protocol):
         """The most that a fused kernel saves by not moving this many bytes: their traffic, and one launch."""
 
 
+def measured_scale(times: Iterable[tuple[float, float]]) -> float:
+    """The factor that puts predicted seconds on the scale of measured ones: the median ratio of these pairs of measured
+    and predicted seconds, or 1 without any."""
+    ratios = [measured / predicted for measured, predicted in times if 0 < predicted < math.inf]
+    return statistics.median(ratios) if ratios else 1.0
+
+
 @dataclass(frozen=True)
 class MeasuredCosts:
     """Costs with measured seconds of some tasks, by key; those of all others are predicted, on the same scale."""
@@ -77,10 +85,9 @@ class MeasuredCosts:
 
     def prepare(self, tasks: Collection[Task]) -> None:
         prices = {task.key: self.costs.price(task) for task in tasks if task.key in self.times}
-        ratios = [
-            self.times[key] / price.seconds for key, price in prices.items() if price and price.seconds > 0
-        ]
-        self._scale[0] = statistics.median(ratios) if ratios else 1.0
+        self._scale[0] = measured_scale(
+            (self.times[key], price.seconds) for key, price in prices.items() if price
+        )
 
     @cached_property
     def _scale(self) -> list[float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -16,7 +15,7 @@ from tilewright.graph.ir import Graph, Node, TensorType, input_node
 from tilewright.graph.op import Fusion, apply, op_of
 from tilewright.graph.task import Task
 from tilewright.hw import Machine
-from tilewright.rewrites.oracle import Price
+from tilewright.rewrites.oracle import Price, measured_scale
 from tilewright.space.catalog import catalog
 from tilewright.space.space import Space
 from tilewright.space.template import Applied, Explaining, Work
@@ -106,13 +105,9 @@ class KnownCosts(PredictedCosts):
         for key, choice in known.items():
             if choice.origin.kind == "tuned" and choice.seconds is not None:
                 self._measured[works[key].task] = choice.seconds
-        ratios = [
-            seconds / predicted
-            for task, seconds in self._measured.items()
-            if math.isfinite(predicted := self.seconds(task)) and predicted > 0
-        ]
-        if ratios:
-            self._scale[0] = statistics.median(ratios)
+        self._scale[0] = measured_scale(
+            (seconds, self.seconds(task)) for task, seconds in self._measured.items()
+        )
 
     def price(self, task: Task) -> Price | None:
         if task in self._measured:

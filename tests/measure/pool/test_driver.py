@@ -64,6 +64,9 @@ def configs(job: TaskJob) -> list[Config]:
     return list(dict.fromkeys(sampled))[:8]
 
 
+Trouble = Callable[[TrialRequest, Stopwatch], None]
+
+
 def pool(*timers: Callable[[], Any], builders: tuple[Made | Failed, ...] = (_MADE,)) -> ThreadWorkers:
     """Nodes node0, node1, ...: each has one of the timers, and, as long as there are some, a builder."""
     actors: dict[str, Callable[[], Any]] = {
@@ -418,8 +421,22 @@ def test_the_only_device_is_used_although_it_becomes_slower(job: TaskJob, config
     assert "it became 2.00x slower" in note and "No other device can do its work" in note
 
 
+def one_after_the_other() -> tuple[Trouble, Trouble]:
+    """For two devices: the second answers nothing before the first has a trial, so that it does not take all."""
+    begun = threading.Event()
+
+    def first(request: TrialRequest, watch: Stopwatch) -> None:
+        begun.set()
+
+    def second(request: TrialRequest, watch: Stopwatch) -> None:
+        begun.wait(20)
+
+    return first, second
+
+
 def test_a_device_that_calls_right_candidates_wrong_is_set_aside(job: TaskJob, configs: list[Config]) -> None:
-    workers = pool(lambda: TestTimer("node0", failure="wrong"), lambda: TestTimer("node1"))
+    first, second = one_after_the_other()
+    workers = pool(lambda: TestTimer("node0", first, failure="wrong"), lambda: TestTimer("node1", second))
     with Driver(workers) as runner:
         assert seconds(runner, job, configs) == expected(job, configs)
     assert workers.aside == {
@@ -430,15 +447,10 @@ def test_a_device_that_calls_right_candidates_wrong_is_set_aside(job: TaskJob, c
 class Crashing(TestTimer):
     """Its first trial crashes, as when the system ends a process."""
 
-    def __init__(self, node: str, crashed: threading.Event) -> None:
-        super().__init__(node)
-        self.crashed = crashed
-
     def _measured(self, request: TrialRequest, code: bytes, data: bytes, watch: Stopwatch) -> TrialAnswer:
         answer = super()._measured(request, code, data, watch)
         if len(self.measured) > 1:
             return answer
-        self.crashed.set()
         return TrialAnswer(request.trial, Measurement(request.candidate.config, failure="crash"), 1e-5, 0.5)
 
 
@@ -446,12 +458,8 @@ def test_a_device_comes_back_after_one_crash(
     job: TaskJob, configs: list[Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tilewright.measure.pool.workers._PAUSE", 0.01)
-    crashed = threading.Event()  # the other device must not take all candidates before
-
-    def after_the_crash(request: TrialRequest, watch: Stopwatch) -> None:
-        crashed.wait(20)
-
-    workers = pool(lambda: Crashing("node0", crashed), lambda: TestTimer("node1", after_the_crash))
+    first, second = one_after_the_other()
+    workers = pool(lambda: Crashing("node0", first), lambda: TestTimer("node1", second))
     with Driver(workers) as runner:
         assert seconds(runner, job, configs) == expected(job, configs)
         assert any("it failed a candidate (crash) that is right on timer/node1/" in n for n in runner.notes)
@@ -464,8 +472,8 @@ def test_a_device_comes_back_after_one_crash(
 class Wrong(TestTimer):
     """Its answers are well-formed; `changed`: what is wrong in them."""
 
-    def __init__(self, node: str, **changed: Any) -> None:
-        super().__init__(node)
+    def __init__(self, node: str, trouble: Trouble, **changed: Any) -> None:
+        super().__init__(node, trouble)
         self._changed = changed
 
     def _measured(self, request: TrialRequest, code: bytes, data: bytes, watch: Stopwatch) -> TrialAnswer:
@@ -492,7 +500,8 @@ class Wrong(TestTimer):
     ids=str,
 )
 def test_times_that_cannot_be_true(job: TaskJob, configs: list[Config], changed: dict[str, Any]) -> None:
-    workers = pool(lambda: Wrong("node0", **changed), lambda: TestTimer("node1"))
+    first, second = one_after_the_other()
+    workers = pool(lambda: Wrong("node0", first, **changed), lambda: TestTimer("node1", second))
     with Driver(workers) as runner:
         assert seconds(runner, job, configs) == expected(job, configs)
         assert set(runner.use) == {f"{LABEL} on node1"}

@@ -247,7 +247,7 @@ def full(request: TrialRequest, watch: Stopwatch) -> None:
 
 
 def test_a_full_disk_of_a_timer(job: TaskJob, configs: list[Config]) -> None:
-    workers = pool(lambda: TestTimer("node0", full), lambda: TestTimer("node1"))
+    workers = pool(lambda: TestTimer("node0", full), lambda: TestTimer("node1", works_a_little))
     with Driver(workers) as runner:
         assert seconds(runner, job, configs) == expected(job, configs)
     assert any("timer/node0/" in note and "the disk is full" in note for note in runner.notes)
@@ -269,7 +269,7 @@ def test_a_node_with_another_token(
             patch.setenv("RAY_AUTH_TOKEN", "f" * 64)
             return TestTimer("node0")
 
-    with Driver(pool(stranger, lambda: TestTimer("node1"))) as runner:
+    with Driver(pool(stranger, lambda: TestTimer("node1", works_a_little))) as runner:
         assert seconds(runner, job, configs) == expected(job, configs)
         assert set(runner.use) == {f"{LABEL} on node1"}
     assert any("timer/node0/" in n and "is not what a builder of this pool made" in n for n in runner.notes)

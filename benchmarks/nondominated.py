@@ -49,7 +49,7 @@ from tilewright.space.terms import Counted
 
 _Tile = tuple[int, int]  # rows, vectors
 
-_SUMS = 8  # at a time, below which a FMA waits for the one before
+_SUMS = 8  # at a time, below which an FMA waits for the one before
 _LOADS_EACH = 1.6  # FMAs for which there is time while a load is issued
 _TILE_SLACK = 1.15  # of the best tile's instructions
 _DEAL_SLACK = 1.12  # of the time of the slowest thread, dealt out as well as possible

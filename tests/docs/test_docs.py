@@ -133,6 +133,10 @@ def test_commands_exist() -> None:
         assert used <= known, f"{name_of(path)} uses {sorted(used - known)}"
     described = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
     assert known <= set(re.findall(r"`tilewright (\w+)", described))
+    for command in ("compile", "tune"):
+        options = {opt for each in typer.main.get_command(app).commands[command].params for opt in each.opts}
+        missing = [opt for opt in options if opt.startswith("--") and f"`{opt}`" not in described]
+        assert not missing, f"docs/command-line.md omits {missing} of `tilewright {command}`"
 
 
 def test_make_targets_exist() -> None:

@@ -153,7 +153,7 @@ def test_a_cost_that_is_none_makes_its_configs_illegal(counted: Any, registered:
 def test_a_program_that_is_none_is_not_chosen(body: Any, registered: Callable[..., None]) -> None:
     registered(lambda work: Answering(work, body=body))  # and it seems to be the fastest
     assert choose(WORK).config.template != "plain"
-    with pytest.raises(SpaceError, match="which is no program"):
+    with pytest.raises(SpaceError, match="must be a loop program or a library call"):
         Candidates.of(WORK).implementation(Config.of("plain", {"choice": 2}))
 
 

@@ -74,7 +74,7 @@ def test_what_is_no_candidate_is_not_measured(faulty: type[Faulty]) -> None:
 
     faulty.configs = configs
     told = Told(varied)
-    with pytest.warns(TilewrightWarning, match="search 'faulty' proposed .*no candidate of matmul"):
+    with pytest.warns(TilewrightWarning, match="search 'faulty' proposed .*not a candidate of matmul"):
         tuned(told, product(), tuning=Tuning("quick", search="faulty"))
     assert all(config.template != "gone" for config in told.measured)
     assert all(value != -7 for config in told.measured for _, value in config.values)

@@ -93,8 +93,9 @@ class BuildOptions:
     target: Annotated[
         str | None,
         typer.Option(
-            help="cpu; cuda or cuda:1, a GPU here; sm_90, a GPU elsewhere (to save). Default: where the model is",
-            autocompletion=one_of("cpu", "cuda", "sm_80", "sm_86", "sm_89", "sm_90"),
+            help="cpu; cuda or cuda:1, a GPU here; sm_90, a GPU elsewhere (to save); gemmini, a simulated accelerator. "
+            "Default: where the model is",
+            autocompletion=one_of("cpu", "cuda", "sm_80", "sm_86", "sm_89", "sm_90", "gemmini"),
         ),
     ] = None
     effort: Annotated[

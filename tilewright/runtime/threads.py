@@ -186,7 +186,8 @@ def resolve(threads: int | None) -> int:
         return knobs.get("threads")
     if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= knobs.MAX_THREADS:
         raise OptionError(
-            f"threads={threads!r}: must be a whole number from 1 to {knobs.MAX_THREADS}, or None"
+            f"threads={threads!r}: must be a whole number from 1 to {knobs.MAX_THREADS}, or None",
+            remedy="leave `threads` out for the physical cores that this process may use",
         )
     return threads
 

@@ -101,10 +101,10 @@ class GuardedApplied:
         """Its space, requested once and checked."""
         space = self.applied.space
         if not isinstance(space, Space):
-            raise SpaceError(f"its space is {space!r}, which is no Space")
+            raise SpaceError(f"its space must be a Space, got {space!r}")
         for knob in space.knobs:
             if not isinstance(knob, Knob) or not isinstance(knob.choices, tuple):
-                raise SpaceError(f"{knob!r} is no Knob with a tuple of choices")
+                raise SpaceError(f"each knob must be a Knob with a tuple of choices, got {knob!r}")
             if any(type(choice) not in (int, str, bool) for choice in knob.choices):
                 raise SpaceError(f"knob {knob.name!r} has choices that are not an int, a str or a bool")
         if len({knob.name for knob in space.knobs}) < len(space.knobs):
@@ -146,7 +146,7 @@ class GuardedApplied:
             for field in fields(part):  # type: ignore[arg-type]
                 count = getattr(part, field.name)
                 if field.type in ("int", "float") and not _is_count(count, field.name, shape):
-                    raise SpaceError(f"{field.name!r} of its terms is {count!r}, which is no count")
+                    raise SpaceError(f"{field.name!r} of its terms must be a finite number that is not negative, got {count!r}")
         return terms
 
     def _verified(self, made: Kernel | Implementation) -> Kernel | Implementation:
@@ -154,7 +154,7 @@ class GuardedApplied:
             made if isinstance(made, Implementation) else Implementation.single(self.work.task, made)
         )
         if any(not isinstance(part.body, Kernel) and part.call is None for part in implementation.parts):
-            raise SpaceError(f"its program is {made!r}, which is no program")
+            raise SpaceError(f"its program must be a loop program or a library call, got {made!r}")
         implementation.verify()
         return made
 

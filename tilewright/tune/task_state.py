@@ -100,8 +100,8 @@ class TaskState:
             return True
         if not self._warned:
             warnings.warn(
-                f"search {self._tuning.search!r} proposed {config}, which is no candidate of {self.label}: such configs"
-                " are not measured; tilewright.testing.SearchSuite checks a search for this",
+                f"search {self._tuning.search!r} proposed {config}, which is not a candidate of {self.label}: such"
+                " configs are not measured; tilewright.testing.SearchSuite checks a search for this",
                 TilewrightWarning,
                 stacklevel=2,
             )

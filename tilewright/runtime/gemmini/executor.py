@@ -48,7 +48,7 @@ class GemminiExecutor(Executor):
         info = self.plan.tasks[step.task]
         if kernel is not None and kernel.sizes() != [spec.bytes for spec in (*info.inputs, info.output)]:
             raise VerificationError(
-                f"{step.name or step.kernel}: its program is of other sizes than the plan's"
+                f"{step.name or step.kernel}: the sizes of its program differ from those of the plan"
             )
 
     def _run_range(self, frame: Frame, first: int, last: int) -> None:

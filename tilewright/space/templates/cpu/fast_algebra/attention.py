@@ -25,7 +25,7 @@ from tilewright.space.templates.cpu.attention_nest import AttentionNest
 from tilewright.space.templates.cpu.fast_algebra.attention_nest import PairedAttentionNest
 from tilewright.support.arith import ceil_div
 
-_PAIRED = 2 / 3  # of a FMA, what a product takes where adders take part
+_PAIRED = 2 / 3  # of an FMA: what a product takes where adders take part
 _PAIRED_WEIGHT = 14  # instructions of a score's size, weight and sums
 _UNIT = 6.0  # cycles for a vector that is brought to unit size
 

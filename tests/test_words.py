@@ -31,7 +31,7 @@ _TOKEN = re.compile(
 # Comments of CUDA, JavaScript and CSS; text and comments of a template, without its tags and expressions.
 _C_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _MARKUP = re.compile(r"\{\{.*?\}\}|\{%.*?%\}|<(?:style|script)\b.*?</(?:style|script)>|<[^>]*>", re.S)
-_PROSE_OF = ("tilewright/", "benchmarks/", "examples/")
+_PROSE_OF = ("tilewright/", "benchmarks/", "examples/", "tests/")
 _COMPONENT = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+")
 
 

@@ -1,4 +1,4 @@
-"""Searches replayed over what was measured on a GPU: the file goes on where it ended, and nothing else is asked for."""
+"""Searches replayed over what was measured on a GPU: the file continues where it ended, no config is new."""
 
 from __future__ import annotations
 

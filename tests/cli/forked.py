@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-# Nothing of ours: that is imported anew by each command, in its own environment.
+# Nothing of Tilewright: that is imported anew by each command, in its own environment.
 _CONTEXT.set_forkserver_preload(["llvmlite.binding", "msgspec", "onnx", "rich", "torch._dynamo", "typer"])
 
 

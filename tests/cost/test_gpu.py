@@ -104,7 +104,7 @@ def test_a_better_card_is_never_slower(shape: tuple[int, int, int]) -> None:
 
 
 def test_more_stages_hide_more() -> None:
-    """Where shared memory is no limit, a load that is asked for earlier is waited for less."""
+    """Where shared memory is no limit, a load that is issued earlier is waited for less."""
     for terms in terms_of(product(512, 768, 3072), H200):
         small = replace(terms, shared_bytes=1024)
         times = [seconds(replace(small, stages=stages), H200) for stages in (2, 3, 4, 8)]

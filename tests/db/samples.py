@@ -16,7 +16,7 @@ from tilewright.hw import host
 from tilewright.space.space import Config
 from tilewright.space.template import Work
 
-VERSIONS = Versions("0.1.0", "3.11", "0" * 32)  # of sources that nobody edits meanwhile
+VERSIONS = Versions("0.1.0", "3.11", "0" * 32)  # of sources that do not change meanwhile
 KINDS = ("", "", "", "timeout", "wrong")
 
 

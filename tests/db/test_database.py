@@ -77,7 +77,7 @@ def test_it_is_in_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with Database.open() as database:
         database.add([record()])
     assert database.path == knobs.get("cache_dir") / "tuning.sqlite"
-    assert (tmp_path / "deep" / "cache").stat().st_mode & 0o077 == 0  # nobody else's
+    assert (tmp_path / "deep" / "cache").stat().st_mode & 0o077 == 0  # for no other user
 
 
 def test_a_record_gives_its_task_and_machine_back() -> None:

@@ -85,7 +85,7 @@ def test_merge_takes_what_is_sound_of_a_damaged_database(database: Database, oth
 def test_lines_that_are_not_sound_are_named_and_left_out(exported: Path, other: Database) -> None:
     lines = exported.read_text().splitlines()
     trials = [number for number, line in enumerate(lines) if '"kind":"trial"' in line]
-    lines[trials[0]] = lines[trials[0]].replace('["rows",0]', '["rows",1]')  # a config that nobody measured
+    lines[trials[0]] = lines[trials[0]].replace('["rows",0]', '["rows",1]')  # a config that was not measured
     lines[trials[1]] = lines[trials[1]][:50]
     lines[trials[2]] = lines[trials[2]].replace('"kind":"trial"', '"kind":"decision"')
     exported.write_text("\n".join(lines))

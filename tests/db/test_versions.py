@@ -23,5 +23,5 @@ def test_what_was_timed_holds_while_the_code_is_the_same() -> None:
     assert not holds(code, VERSIONS, implementation(9), machine, "fast")
     assert not holds(
         "", VERSIONS, implementation(8), machine, "fast"
-    )  # other sources, and nobody knows the code
+    )  # other sources, and no record of the code
     assert holds("", Versions.now(), implementation(9), machine, "fast")  # the same sources

@@ -5,7 +5,7 @@
 
 A file is changed in one or a few places of its manifest, its header, the header of its constants, the structure of its
 zip, or the headers, symbols and relocations of an object file, never in machine code or constants; then every checksum
-is made to fit. It is loaded and called in another process, with memory that ends where nobody may read or write. It
+is made to fit. It is loaded and called in another process, with memory between pages that cannot be read or written. It
 must be refused with an error of Tilewright's, or run. What it computes then is counted: no check can know that a plan
 was meant to subtract in the other order.
 
@@ -343,7 +343,7 @@ def _broken_zip(rng: random.Random, content: Content) -> tuple[bytes, str]:
 
 
 def fenced_empty(size: int) -> np.ndarray:
-    """As `aligned_empty`, ending (to within its alignment) where nobody may read or write."""
+    """As `aligned_empty`, ending (to within its alignment) at a page that cannot be read or written."""
     room = -(-max(size, 1) // _PAGE) * _PAGE
     memory = mmap.mmap(-1, room + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     whole = np.frombuffer(memory, np.uint8)
@@ -355,7 +355,7 @@ def fenced_empty(size: int) -> np.ndarray:
 
 
 def fenced(array: np.ndarray) -> np.ndarray:
-    """A copy that ends, exactly, where nobody may read or write."""
+    """A copy that ends exactly at a page that cannot be read or written."""
     room = fenced_empty(-(-array.nbytes // 64) * 64)
     place = room[room.size - array.nbytes :] if array.nbytes % array.itemsize == 0 else room
     result = place.view(array.dtype).reshape(array.shape)

@@ -119,7 +119,7 @@ class Flips:
     refused: int = 0  # with a TilewrightError
     records: int = 0
     lost: int = 0
-    wrong: int = 0  # records or decisions that nobody wrote
+    wrong: int = 0  # records or decisions that no process wrote
     crashes: int = 0  # any other exception
 
 

@@ -46,7 +46,7 @@ from tilewright.tune.choose import ranked
 
 RECOVERY_SECONDS = 5.0
 BEST = 1e-3  # seconds: what a hanging kernel is compared with
-# A hang ends by itself after this: a card that nobody can reset must not be lost to a test.
+# A hang ends by itself after this: a card that this process cannot reset must not be lost to a test.
 _HANG_NANOSECONDS = 30_000_000_000
 _LATE = 45  # runs of a kernel after which its results were checked, and it is being timed
 

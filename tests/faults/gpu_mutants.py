@@ -214,7 +214,7 @@ def results(job: TaskJob, built: Built, arrays: Sequence[np.ndarray], surroundin
 
 
 def is_equivalent(job: TaskJob, original: Built, mutant: Built) -> bool:
-    """By results that it was not asked for in its check: the same bits, or as close to the oracle."""
+    """By results that its check did not compare: the same bits, or as close to the oracle."""
     return _same_bits(job, original, mutant) or _equally_exact(job, original, mutant)
 
 

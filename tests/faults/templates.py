@@ -79,7 +79,7 @@ class AppliedFaulty:
             while True:
                 eaten.append(bytearray(64 << 20))
         elif fault == "memory of a library":
-            allocate = ctypes.CDLL("libstdc++.so.6")["_Znwm"]  # operator new: what it throws, nobody catches
+            allocate = ctypes.CDLL("libstdc++.so.6")["_Znwm"]  # operator new: no one catches what it throws
             allocate(ctypes.c_size_t(1 << 50))
         elif fault == "exception":
             raise KeyError("a template with a mistake in it")

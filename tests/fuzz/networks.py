@@ -2,7 +2,7 @@
 
     python -m tests.fuzz.networks --graphs 20000 --seed 0 --jobs 16
 
-Network number n is the same on every run, so a range of numbers is a piece of the work: `--seed` is the first and
+Network number n is the same on every run, so a range of numbers is a part of the work: `--seed` is the first and
 `--graphs` how many; `--seconds` ends a run early and says from which number to go on. Each network is
 
 - run by PyTorch, imported, compiled (with numerics fast or strict, on one thread or two) and run;

@@ -1,4 +1,4 @@
-"""What is known of cards by their capability, and that it changes nobody's fingerprint."""
+"""What is known of cards by their capability, and that it changes no fingerprint."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ SCRATCHPAD = Scope("scratchpad")
 
 @dataclass(frozen=True)
 class Accelerator:
-    """A machine that nobody has described yet."""
+    """A machine that is not described yet."""
 
     @property
     def memories(self) -> tuple[Memory, ...]:

@@ -1,4 +1,4 @@
-"""The torch.compile backend: what is compiled, what stays with PyTorch, and that nobody can tell the difference."""
+"""The torch.compile backend: what is compiled, what stays with PyTorch, and that results do not tell the difference."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def test_model(name: str) -> None:
         for ours, exact in zip(got, truth, strict=True):
             assert ours.shape == exact.shape, way
             assert error(ours, exact) <= BOUND, way
-    # One graph, all of it ours, but for results that are views of each other.
+    # One graph, all of it compiled, but for results that are views of each other.
     assert [outcome.kind for outcome in outcomes] == ["split" if name == "clip" else "compiled"]
     assert all(why.startswith("a view of memory") for o in outcomes for why in o.left.values())
 

@@ -54,7 +54,7 @@ def softmax(rows: int, columns: int, axis: int) -> tuple[te.Tensor, list[te.Tens
 
 
 def group_statistics() -> tuple[te.Tensor, list[te.Tensor]]:
-    """Read with `c // 3`: the axis has to be split before rows and columns can be told apart."""
+    """Read with `c // 3`: the axis has to be split before rows and columns can be distinguished."""
     x = tensor("x", 2, 6, 5)
     c, s = te.reduce_axes([3, 5])
     mean = te.compute("mean", (2, 2), F32, lambda n, g: te.reduce_over("sum", x[n, g * 3 + c, s], [c, s]))

@@ -79,7 +79,7 @@ def check(
     task: Task, machine: CpuMachine, arrays: list[np.ndarray] | None = None, *, slow: bool = False
 ) -> Program:
     """The default program gives the oracle's result as machine code, on memory that is aligned and on memory that is
-    not, in one piece and in several; and, if it may be slow, when it is interpreted."""
+    not, in one block and in several; and, if it may be slow, when it is interpreted."""
     program = checked_program(task, machine)
     arrays = arrays or [array(*n.shape, seed=i, dtype=n.dtype) for i, n in enumerate(task.graph.inputs)]
     (expected,) = evaluate(task.graph, arrays, precise=True)
@@ -490,7 +490,7 @@ def prefetch_levels(task: Task, l1: int) -> set[int]:
 def test_the_next_rows_come_into_the_first_cache_where_it_holds_all_that_is_used_meanwhile(
     make, columns: int
 ) -> None:
-    """About 30 KB: two rows that are asked for, two that are computed, two that are written, and weights."""
+    """About 30 KB: two rows that are prefetched, two that are computed, two that are written, and weights."""
     inputs = Inputs()
     task = inputs.task(make(inputs, 1 << 10, columns))
     assert prefetch_levels(task, l1=48 << 10) == {1}

@@ -36,7 +36,7 @@ from tilewright.loops.ir import For, Prefetch, Program, Store, Transpose
 
 F32, F16, I8, I64 = DType.F32, DType.F16, DType.I8, DType.I64
 
-PAGES_FOLLOWED, LOADS_FOLLOWED = "icelake-server", "znver4"  # by the look-ahead
+PAGES_FOLLOWED, LOADS_FOLLOWED = "icelake-server", "znver4"  # by the hardware prefetcher
 PROCESSORS = (PAGES_FOLLOWED, LOADS_FOLLOWED) if host().triple.startswith("x86_64") else (host().cpu,)
 both_processors = pytest.mark.skipif(len(PROCESSORS) == 1, reason="they have another instruction set")
 
@@ -333,7 +333,7 @@ def test_rows_that_follow_each_other_where_one_was_looked_up_are_not_asked_for()
 
 
 def test_no_position_is_looked_up_behind_the_last() -> None:
-    """Of planes that are turned, and of rows that are put together: the next ones are not asked for."""
+    """Planes that are transposed, and rows that are put together: the next ones are not prefetched."""
     inputs = Inputs()
     planes = apply("take", inputs(7, 64, 64), inputs(40, dtype=I64), axis=0)
     transposed = inputs.task(apply("permute", planes, axes=(0, 2, 1)))

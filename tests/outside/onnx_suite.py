@@ -36,11 +36,11 @@ from typing import Any
 
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator", "real")
 BASELINE = Path(__file__).parent / "onnx_baseline.txt"
-# (relative, absolute) tolerances of our own, as the suite's runner lets a backend have them (`test_kwargs`): where the
-# expected values are further from the exact ones than ours are, by more than the suite's tolerances.
+# (relative, absolute) tolerances of Tilewright (`test_kwargs` of the suite's runner) where the expected values are further
+# from the exact ones than Tilewright's are, by more than the tolerances of the suite.
 TOLERANCES: dict[str, tuple[float, float]] = {
-    # f16, of which 1e-3 is one or two units in the last place: expected 1.3 units off, ours 0.8 to the other side. The
-    # runner itself allows two units of bf16.
+    # f16, of which 1e-3 is one or two units in the last place: the expected value is 1.3 units off, Tilewright's 0.8 to
+    # the other side. The runner itself allows two units of bf16.
     "test_attention_4d_causal_fp16": (2e-3, 1e-7),
     "test_attention_4d_causal_fp16_expanded": (2e-3, 1e-7),
     # Exact zeros, expected as 1.9e-7: the rounding of NumPy's f32 transform of values around 50.

@@ -1,4 +1,4 @@
-"""A slice whose elements lie side by side is read where it lies, so that equal steps are one task."""
+"""A slice whose elements lie side by side is read in place, so that equal steps are one task."""
 
 from __future__ import annotations
 

@@ -184,14 +184,14 @@ def test_two_hundred_corruptions(saved: Path) -> None:
             damaged[position] ^= 1 << chance.randrange(8)
         elif kind == 1:  # the end is missing
             del damaged[position:]
-        elif kind == 2:  # a piece is missing
+        elif kind == 2:  # a block is missing
             del damaged[position : position + chance.randint(1, 100)]
-        elif kind == 3:  # a piece is other data
+        elif kind == 3:  # a block has other data
             block = chance.randbytes(chance.randint(1, 50))
             if damaged[position : position + len(block)] == block:
                 continue
             damaged[position : position + len(block)] = block
-        else:  # a piece too much
+        else:  # a block too many
             damaged[position:position] = chance.randbytes(chance.randint(1, 50))
         if bytes(damaged) != data:
             check_refused(saved, bytes(damaged))
@@ -328,8 +328,10 @@ def test_a_manifest_that_is_not_one(saved: Path) -> None:
 ALONE = """
 import sys
 
-ROOMS = "te graph frontend rewrites loops space codegen measure db cost search tune driver hw link".split()
-FORBIDDEN = {"torch", "onnx", "lightgbm", "transformers", *("tilewright." + room for room in ROOMS)}
+PACKAGES = (
+    "te graph frontend rewrites loops tile space codegen measure db cost search tune targets driver hw link".split()
+)
+FORBIDDEN = {"torch", "onnx", "lightgbm", "transformers", *("tilewright." + package for package in PACKAGES)}
 
 class Forbid:
     def find_spec(self, name, path=None, target=None):

@@ -153,7 +153,7 @@ def test_results_outlive_the_model_and_free_memory_does_not() -> None:
     gc.collect()
     assert free() is None
     assert (result == 1.0).all()
-    del result  # gives its memory to nobody
+    del result  # no other result gets its memory
 
 
 def test_a_result_as_the_next_input(model: CompiledModel) -> None:

@@ -44,7 +44,7 @@ def test_a_secret_that_both_sides_have(signed: Path, tmp_path: Path) -> None:
     key.write_bytes(SECRET)
     for trusted in (SECRET, key, str(key), [OTHER, SECRET]):
         np.testing.assert_array_equal(load(signed, trusted=trusted)(X), toys.chain(3)(X))
-    assert load(signed)(X).shape == (16, 32)  # who trusts nobody in particular loads it as any other
+    assert load(signed)(X).shape == (16, 32)  # without `trusted`, it loads like any other
     with pytest.raises(SignatureError, match=r"not signed with a key that is trusted\n  try: get the file"):
         load(signed, trusted=OTHER)
 

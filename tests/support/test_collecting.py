@@ -1,4 +1,4 @@
-"""Thresholds of the garbage collector are as before once nobody is inside."""
+"""Thresholds of the garbage collector are as before once no caller is inside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that do as they like: each way of not answering is told apart, and none of them outlives us."""
+"""Child processes that misbehave: each kind of failure to answer is recognised, and none outlives its parent."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Attends(nn.Module):
 
 
 class Small(nn.Module):
-    """A kernel of each kind of ours, and a product."""
+    """One of each kind of Tilewright's kernels, and a GEMM."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -55,7 +55,7 @@ def leaves(value: Any) -> list[torch.Tensor]:
 
 
 def errors_of(model: nn.Module, inputs: tuple[Any, ...], result: Any) -> list[tuple[float, float]]:
-    """Of each result: ours and PyTorch's, relative to float64."""
+    """Of each result: Tilewright's error and PyTorch's, relative to float64."""
     with torch.no_grad():
         wide = [x.double() if x.is_floating_point() else x for x in inputs]
         exact = leaves(copy.deepcopy(model).double()(*wide))

@@ -1,7 +1,7 @@
 """Processes that stand for the one that checks and times on a GPU: made-up times, and failures such as kernels have.
 
 They speak the protocol of `measure/timing.py`. The time of a candidate is a function of what was built, so that it is
-the same whenever it is asked for. Environment variables say the rest, since a child inherits nothing else:
+the same at every request. Environment variables say the rest, since a child inherits nothing else:
 
     PRETENDED_LOG     a file to which each process appends "pid, what it was asked, the candidate"
     PRETENDED_FAST    words: a candidate that has one of them among its names and decisions takes a tenth of its time

@@ -146,7 +146,9 @@ class GuardedApplied:
             for field in fields(part):  # type: ignore[arg-type]
                 count = getattr(part, field.name)
                 if field.type in ("int", "float") and not _is_count(count, field.name, shape):
-                    raise SpaceError(f"{field.name!r} of its terms must be a finite number that is not negative, got {count!r}")
+                    raise SpaceError(
+                        f"{field.name!r} of its terms must be a finite number that is not negative, got {count!r}"
+                    )
         return terms
 
     def _verified(self, made: Kernel | Implementation) -> Kernel | Implementation:

@@ -50,7 +50,7 @@ def test_machine_code_means_the_expression(example: Example, card: tuple[device.
 
 @pytest.mark.parametrize("columns", [31, 197, 1024, 5000, 16_400, 65536, 70001, 131_072, 140_000])
 def test_rows_of_any_length(columns: int, card: tuple[device.Device, GpuMachine]) -> None:
-    """Short ones in a part of a warp, longer ones in registers, of several blocks too, the longest in pieces."""
+    """Short ones in a part of a warp, longer ones in registers, of several blocks too, the longest in parts."""
     on, machine = card
     output, inputs = rows_of(7, columns, DType.F16)
     program = default_program(with_softmax_exp(formula_of(output, inputs)), machine)

@@ -179,7 +179,7 @@ def test_stacks(
     ("layer", "direction"), [("LSTM", "forward"), ("GRU", "reverse"), ("RNN", "bidirectional")]
 )
 def test_the_steps_share_their_kernels(layer: str, direction: str, batch: int, tmp_path: Path) -> None:
-    """Each step reads its part of the inputs' product where it lies; saved and loaded too."""
+    """Each step reads its part of the inputs' product in place; saved and loaded too."""
     ways, rows, steps = 1 + (direction == "bidirectional"), len(GATES[layer]) * HIDDEN, 40
     x = {"x": floats(steps, batch, INPUTS)}
     model = model_of(

@@ -155,7 +155,7 @@ def test_a_gelu_is_the_librarys_where_it_is_as_exact(
 
 
 def test_without_libraries_there_are_no_calls() -> None:
-    """Each library is asked for by name: a card without PyTorch may still have cuBLASLt."""
+    """Each library is requested by name: a card without PyTorch may still have cuBLASLt."""
     task = windows()
     assert not list(library_calls(Work(task, H200)))
     assert {config.template for config, _ in library_calls(Work(task, WITH_LIBRARIES))} == {"cudnn"}

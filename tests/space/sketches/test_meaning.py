@@ -50,7 +50,7 @@ def test_legal_configs_have_programs(name: str) -> None:
 
 
 def test_partial_sums() -> None:
-    """Pieces of a sum that are added up in memory, with blocks that do not divide the rows."""
+    """Blocks of a sum that are added up in memory, with blocks that do not divide the rows."""
     task = matmul(50, 192, 40)
     (applied, *_) = derive(Work(task, host()))
     configs = [config for config in applied.space.configs() if config["k_block"] and config["block"]]

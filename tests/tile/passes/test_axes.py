@@ -102,7 +102,7 @@ def hold(
 
 
 class _Indices:
-    """Random index arithmetic: what kernels compute addresses and masks with, and what nobody writes."""
+    """Random index arithmetic: what kernels compute addresses and masks with, and what no kernel contains."""
 
     def __init__(self, seed: int) -> None:
         self.random, self.b = random.Random(seed), Builder()

@@ -145,7 +145,7 @@ problems = st.builds(
 @settings(max_examples=6, deadline=None)
 @given(problems, st.integers(0, 1000), st.sampled_from((host(), SMALL_CACHES)))
 def test_it_is_what_the_oracle_says(problem: Problem, seed: int, machine: CpuMachine) -> None:
-    """Where caches are small, values are summed in pieces."""
+    """Where caches are small, values are summed in blocks."""
     got, expected = run(problem, seed, machine=machine)
     assert np.isfinite(got).all()
     assert error(got, expected) < 2e-6

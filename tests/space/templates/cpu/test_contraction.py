@@ -97,7 +97,7 @@ def test_matrix_products(data: st.DataObject, m: int, n: int, k: int) -> None:
 @given(data=st.data(), m=st.integers(1, 30), n=st.integers(17, 150), k=st.integers(97, 400))
 @settings(QUICK, max_examples=12)
 def test_pieces_and_panels_that_do_not_divide_it(data: st.DataObject, m: int, n: int, k: int) -> None:
-    """Sums long enough to be cut into pieces, of which the last is shorter; panels of which the last is narrower."""
+    """Sums long enough for several blocks of K, the last one shorter, and a last panel that is narrower."""
     task = matmul_task(m, n, k)
     applied = applied_to(task, data.draw(st.sampled_from((host(), SMALL_CACHE))))
     config = data.draw(legal_configs(applied.space))
@@ -189,7 +189,7 @@ def test_batches_with_weights_from_outside(data: st.DataObject, batch: int, m: i
 @given(data=st.data(), m=st.integers(20, 60), n=st.integers(17, 150), k=st.integers(97, 300))
 @settings(QUICK, max_examples=8)
 def test_panels_that_are_copied(data: st.DataObject, m: int, n: int, k: int) -> None:
-    """Of a weight that is no constant: the last panel may be narrower, the last piece shorter."""
+    """With a weight that is not constant, the last panel may be narrower, and the last block of K shorter."""
     task = matmul_task(m, n, k, constant=False)
     applied = applied_to(task)
     values = dict(data.draw(legal_configs(applied.space)).values) | {"copy": True}

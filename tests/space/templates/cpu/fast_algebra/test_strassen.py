@@ -36,7 +36,7 @@ QUICK = settings(
 )
 BOUND = 1e-5
 _PER_LINE = 16  # elements of a cache line
-SMALL_CACHE = replace(host(), caches=replace(host().caches, l2=4 << 10))  # the next piece is prefetched
+SMALL_CACHE = replace(host(), caches=replace(host().caches, l2=4 << 10))  # the next block is prefetched
 
 
 def applied_to(task: Task, machine: CpuMachine | None = None) -> AppliedStrassen:

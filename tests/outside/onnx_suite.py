@@ -36,8 +36,8 @@ from typing import Any
 
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator", "real")
 BASELINE = Path(__file__).parent / "onnx_baseline.txt"
-# (relative, absolute) tolerances of Tilewright (`test_kwargs` of the suite's runner) where the expected values are further
-# from the exact ones than Tilewright's are, by more than the tolerances of the suite.
+# (relative, absolute) tolerances of Tilewright (`test_kwargs` of the suite's runner) where the expected values are
+# further from the exact ones than Tilewright's are, by more than the tolerances of the suite.
 TOLERANCES: dict[str, tuple[float, float]] = {
     # f16, of which 1e-3 is one or two units in the last place: the expected value is 1.3 units off, Tilewright's 0.8 to
     # the other side. The runner itself allows two units of bf16.

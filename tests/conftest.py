@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import difflib
 import os
+import resource
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
+
+from tilewright.space import registration
 
 # Before any OpenMP runtime is loaded: the test processes share the cores, and a thread that spins while it waits takes
 # them from the others.
@@ -58,6 +61,28 @@ def clean_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             folder.mkdir()
             patch.setenv(variable, str(folder))
         yield home
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """A test that changes what all tests of a process share fails, not the one that happens to run after it."""
+    before = _shared_state()
+    yield
+    after = _shared_state()
+    changed = {name: (before[name], after[name]) for name in before if before[name] != after[name]}
+    assert not changed, f"left behind (before, after): {changed}"
+
+
+def _shared_state() -> dict[str, object]:
+    names = [name for name in os.environ if name.startswith("TILEWRIGHT_") or name in ("PYTHONPATH", "TMPDIR")]
+    kinds = ("RLIMIT_AS", "RLIMIT_CPU", "RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_NPROC")
+    return {
+        "environment": {name: os.environ[name] for name in names},
+        "folder": os.getcwd(),
+        "handlers": {name: signal.getsignal(getattr(signal, name)) for name in ("SIGINT", "SIGTERM")},
+        "limits": {kind: resource.getrlimit(getattr(resource, kind)) for kind in kinds},
+        "registering modules": registration.registering_modules(),
+    }
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from tilewright.hw.gpu import H200
 from tilewright.hw.memory import Scope
 from tilewright.hw.tensor_cores import load_left, multiply
 from tilewright.loops.interpret import interpret_program
-from tilewright.loops.ir import Copy, Warp, walk_stmts
+from tilewright.loops.ir import Copy, Warp, local_buffers, walk_stmts
 from tilewright.loops.schedule import Schedule, from_json, replay, to_json
 from tilewright.testing.emulator.run import COMPILER, Emulated
 
@@ -42,6 +42,15 @@ def test_a_matmul_with_every_level(made: Made, dtype: DType, stages: int, regist
     np.testing.assert_array_equal(got.astype(np.float64), product_of(arrays))
     copies = any(isinstance(stmt, Copy) for stmt in walk_stmts(program.body))
     assert copies == (stages > 1), "tiles that are not pipelined are stored"
+    # What it is compared with where its registers spill.
+    plain = program.unpipelined
+    assert (plain is None) == (stages == registers == 1)
+    if plain is not None:
+        assert sum(each.size for each in local_buffers(plain)) < sum(
+            each.size for each in local_buffers(program)
+        )
+        got = interpret_program(plain, arrays).reshape(shape[:2])
+        np.testing.assert_array_equal(got.astype(np.float64), product_of(arrays))
     assert any(isinstance(stmt, Warp) for stmt in walk_stmts(program.body)) == (dtype is F16)
 
 

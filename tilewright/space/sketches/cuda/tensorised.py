@@ -200,7 +200,7 @@ class TensorisedKernel(Structure[WarpTiles]):
             t.bk // t.instruction_k,
             select(t.prefetch, REGISTER_STAGES, 1),
             (t.wm + t.wn) * t.instruction_k * float(size),
-            t.fused,
+            t.fused & t.prefetch & (t.stages > 1),
         )
         grid = TileGrid(blocks.rows, blocks.columns, blocks.together, size * t.bm * t.bk, size * t.bn * t.bk)
         return GpuTerms(

@@ -97,7 +97,7 @@ def dequantising(k: int = 4096, n: int = 8192) -> Loop:
 
 
 def gather_and_reduce(rows: int = 400_000, columns: int = 64, bags: int = 4096, items: int = 32) -> Loop:
-    """Sums of table rows that data name."""
+    """Sums of table rows at data-dependent addresses."""
     table, index = te.Tensor("table", (rows, columns), F32), te.Tensor("index", (bags, items), I64)
     (r,) = te.reduce_axes([items])
 
@@ -257,14 +257,14 @@ def compiler(shapes: int = 8, kernels: int = 12) -> list[str]:
         thousand.append(time.process_time() - begin)
         piped = [each for each in configs if each.int("stages") > 1 and each["prefetch"]]
         for config in piped[:kernels]:
-            plain = applied.program(config).unpipelined
-            assert plain is not None
+            made = applied.program(config)
+            assert isinstance(made, Program) and made.unpipelined is not None
             tiles = ("left", "right")
             stages = {name: config.int("stages") for name in tiles}
             stages |= {f"{name}_held": REGISTER_STAGES for name in tiles}
             gc.collect()  # of what came before
             begin = time.process_time()
-            known = Accesses(plain)
+            known = Accesses(made.unpipelined)
             planned(known, stages, fused=bool(config["fused"]), synchronous=tiles).program()
             pipelines(known, stages)
             spent.append(time.process_time() - begin)

@@ -62,7 +62,7 @@ def test_what_data_name_is_prefetched_from_where_the_data_end(ahead: int) -> Non
 
 
 def ragged(items: int = 36) -> Program:
-    """Rows that data name, in blocks of eight of which the last is not whole."""
+    """Rows of a table at data-dependent addresses, in blocks of eight of which the last is not whole."""
     table, index = te.Tensor("table", (50, 8), F32), te.Tensor("index", (items,), I64)
     (r,) = te.reduce_axes([items])
     row = te.call("min", te.call("max", index[r], 0), 49)

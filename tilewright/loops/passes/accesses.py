@@ -109,7 +109,7 @@ class Placed:
     values: Mapping[te.Var, te.Expr]
     moved: Moved
     _known: dict[te.Expr, te.Expr] = field(default_factory=dict)
-    _places: dict[Indexed, Indexed] = field(default_factory=dict)
+    _moves: dict[Indexed, Indexed] = field(default_factory=dict)
 
     def of(self, stmt: Stmt) -> Stmt:
         if isinstance(stmt, For):
@@ -139,12 +139,12 @@ class Placed:
         return stmt
 
     def _at(self, buffer: Buffer, index: te.Expr) -> Indexed:
-        place = buffer, index
-        if place not in self._places:
+        access = buffer, index
+        if access not in self._moves:
             new, further = self.moved.get(buffer, (buffer, None))
             changed = self._expr(index)
-            self._places[place] = new, changed if further is None else simplify(changed + further)
-        return self._places[place]
+            self._moves[access] = new, changed if further is None else simplify(changed + further)
+        return self._moves[access]
 
     def _expr(self, expr: te.Expr) -> te.Expr:
         found = self._known.get(expr)

@@ -12,8 +12,8 @@ is packed, while this one computes.
 
 `load_and_use.py` decides on tiles: the copies of a tile are moved ahead where it may be pipelined. A load that needs no
 tile may be prefetched in a sequential loop that moves it, because nothing writes an input: the analysis is which loop
-that is, and whether the hardware finds the address by itself. It does where iterations are less than `NEAR` bytes
-apart.
+that is, and whether the hardware prefetcher follows. It follows constant strides of less than `NEAR` bytes; addresses
+that depend on data, and larger strides, are prefetched by the program.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ class _Found:
 
 
 def loads_ahead(program: Program) -> list[Ahead]:
-    """The loads of inputs that are worth a prefetch: each moves with a sequential loop, by data or in large steps."""
+    """The loads of inputs that are worth a prefetch: each moves with a sequential loop, at addresses that depend on
+    data or with a large stride."""
     if any(isinstance(stmt, Prefetch) for stmt in walk_stmts(program.body)):
         return []  # somebody has decided on them
     inputs = set(program.params[:-1])

@@ -120,18 +120,18 @@ class Accesses:
     def _by_loop(self) -> dict[int, list[Access]]:
         return {}
 
-    def places(self, loop: For) -> dict[int, list[int]]:
+    def positions(self, loop: For) -> dict[int, list[int]]:
         """By the identity of each statement without parts, which statements of the loop's body hold it."""
-        if id(loop) not in self._places:
+        if id(loop) not in self._positions:
             found: dict[int, list[int]] = {}
             for number, stmt in enumerate(children(loop.body)):
                 for _, leaf in leaf_statements(stmt):
                     found.setdefault(id(leaf), []).append(number)
-            self._places[id(loop)] = found
-        return self._places[id(loop)]
+            self._positions[id(loop)] = found
+        return self._positions[id(loop)]
 
     @cached_property
-    def _places(self) -> dict[int, dict[int, list[int]]]:
+    def _positions(self) -> dict[int, dict[int, list[int]]]:
         return {}
 
 
@@ -169,9 +169,9 @@ def load_and_use(program: Program | Accesses, name: str, synchronous: bool = Fal
     if loop.var.extent < 2:
         raise _refused(buffer, f"loop {loop.var.name} has one iteration")
     _check_independent(known, buffer, loop, filling)
-    places = known.places(loop)
+    positions = known.positions(loop)
     producers, consumers = (
-        tuple(sorted({number for each in some for number in places[id(each.stmt)]}))
+        tuple(sorted({number for each in some for number in positions[id(each.stmt)]}))
         for some in (filling, using)
     )
     if not consumers:

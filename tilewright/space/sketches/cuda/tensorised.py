@@ -240,11 +240,11 @@ class AppliedTensorised(InTiles[WarpTiles]):
     def __init__(
         self, work: TwoFactorContraction, mappings_found: list[Mapping], machine: GpuMachine
     ) -> None:
-        turn = work.dtype.bytes == 2  # whether loading transposes
+        may_transpose = work.dtype.bytes == 2  # as loading the fragments does
         read = [
             (
-                TileOperand(mapping.left, mapping.m, mapping.k, turn),
-                TileOperand(mapping.right, mapping.n, mapping.k, turn),
+                TileOperand(mapping.left, mapping.m, mapping.k, may_transpose),
+                TileOperand(mapping.right, mapping.n, mapping.k, may_transpose),
             )
             for mapping in mappings_found
         ]

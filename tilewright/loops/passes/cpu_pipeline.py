@@ -24,7 +24,6 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from tilewright import te
-from tilewright.errors import PipelineError
 from tilewright.hw.cores import USUAL
 from tilewright.loops.gpu.thread_index import under
 from tilewright.loops.ir import (
@@ -37,14 +36,12 @@ from tilewright.loops.ir import (
     Kind,
     Prefetch,
     Program,
-    Scope,
     Stmt,
-    Store,
     block,
     walk_stmts,
 )
-from tilewright.loops.passes.accesses import expressions, leaf_statements
-from tilewright.loops.passes.load_and_use import Accesses, load_and_use
+from tilewright.loops.passes.accesses import expressions
+from tilewright.loops.passes.load_and_use import Accesses
 from tilewright.loops.passes.pipeline import pipeline
 from tilewright.te.index import coefficient, linear, simplify
 
@@ -218,20 +215,3 @@ def _prefetches(each: Ahead, ahead: int, line: int) -> list[Stmt]:
         if len(needed) == len(guards) or all(guard.value for guard in guards if isinstance(guard, te.Const)):
             found.append(under(te.all_of(needed), Prefetch(source, where, level=1)))
     return found
-
-
-def tiles_ahead(program: Program) -> list[str]:
-    """The tiles of a CPU program whose copies may be moved to an earlier iteration."""
-    names = []
-    copied = {
-        stmt.buffer.name
-        for _, stmt in leaf_statements(program.body)
-        if isinstance(stmt, Store) and stmt.buffer.scope is Scope.SCRATCH and isinstance(stmt.value, te.Load)
-    }
-    for name in sorted(copied):
-        try:
-            load_and_use(program, name, synchronous=True)
-        except PipelineError:
-            continue
-        names.append(name)
-    return names

@@ -164,7 +164,7 @@ def _wave(terms: GpuTerms, machine: GpuMachine, resident: Number, blocks: Number
     between: Number = _STEP
     if terms.inner is not None:
         work = most(work, _inner(terms, terms.inner, machine, resident) / resident)
-        between = select(terms.inner.is_fused, _FUSED_STEP, _INNER_STEP)
+        between = select(terms.inner.fused, _FUSED_STEP, _INNER_STEP)
         between = between + select(terms.stages & (terms.stages - 1) != 0, _WRAP, 0.0)
     use = work + between / resident  # of a step, in a block's share of the multiprocessor
     cache = machine.l2_bytes_clock
@@ -205,7 +205,7 @@ def _inner(terms: GpuTerms, inner: InnerLoop, machine: GpuMachine, resident: Num
     load = _SHARED_LATENCY + inner.loaded * _SCHEDULERS / machine.rates.shared_bytes_clock
     waited = inner.parts * (load + use) / inner.stages
     clocks = select(load > (inner.stages * together - 1) * use, waited, inner.parts * together * use)
-    return clocks + select(inner.is_fused, 0.0, _FIRST * load)
+    return clocks + select(inner.fused, 0.0, _FIRST * load)
 
 
 def _clock(machine: GpuMachine) -> float:

@@ -45,10 +45,6 @@ class InnerLoop:
     loaded: float  # bytes that a warp loads for a part
     fused: bool  # whether the first part of a step is loaded in the step before
 
-    @property
-    def is_fused(self) -> bool:
-        return self.fused & (self.stages > 1)
-
 
 @dataclass(frozen=True)
 class TileGrid:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,14 +18,17 @@ from tests.loops.gpu.products import PRODUCTS
 from tests.space.checked import Inputs
 from tests.space.sketches.cuda.tasks import product_task
 from tilewright.codegen.cache import ObjectCache
+from tilewright.codegen.cuda import generator
 from tilewright.codegen.cuda.build import GpuSource, build, identity, source_of
 from tilewright.codegen.cuda.tensor import tensor_source
 from tilewright.dtypes import DType
+from tilewright.errors import PipelineError
 from tilewright.graph.op import apply
 from tilewright.hw.gpu import A100, H200
 from tilewright.loops.formula import formula_of
 from tilewright.loops.gpu.default import default_program
 from tilewright.loops.gpu.tensor import TensorGemm
+from tilewright.loops.ir import Program
 from tilewright.measure.building import Build, BuildServer, Made
 from tilewright.measure.failed import Failed
 from tilewright.measure.trial import TaskJob
@@ -102,3 +106,24 @@ def test_a_pipeline_that_spills_is_no_candidate(
     assert re.search(
         r"pipelined, it spills \d+ bytes of each thread's registers; without a pipeline", reply.message
     )
+
+
+@pytest.mark.parametrize(("threads", "spills"), [(16, False), (32, True)])
+def test_the_plain_loop_is_built_only_where_the_pipeline_spills(
+    threads: int, spills: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, config = tiled(tm=threads, tn=threads, stages=2, prefetch=True, fused=True)
+    applied = next(each for each in SKETCHES if each.name == "sketch:tiled").apply(work)
+    assert applied is not None
+    program = applied.program(config)
+    texts = []
+
+    def counted(source: GpuSource, *options: Any) -> Any:
+        texts.append(source.text)
+        return build(source, *options)
+
+    monkeypatch.setattr(generator, "build_kernel", counted)
+    with pytest.raises(PipelineError) if spills else contextlib.nullcontext():
+        generator.check_trial(program, H200, "fast", None)
+    assert len(texts) == (2 if spills else 1)
+    assert isinstance(program, Program) and texts[0] == tensor_source(program).text

@@ -88,6 +88,16 @@ def halves() -> Program:
     return program(cleared(), loop(Await(0), copies(), Commit(), Await(0), inner), written())
 
 
+OUTER = te.Var("o", 3)
+
+
+def carried() -> Program:
+    """The sum of all rows, three times: an outer loop begins with row 0, then 1, then 2, and wraps."""
+    row = (k + OUTER) % ROWS
+    inner = loop(Await(0), copies(row), Commit(), Await(0), added())
+    return program(cleared(), For(OUTER, Kind.SERIAL, inner), written())
+
+
 def data() -> np.ndarray:
     return np.random.default_rng(0).integers(-8, 8, (ROWS, WIDTH)).astype(np.float32)
 

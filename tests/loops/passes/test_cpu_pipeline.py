@@ -19,7 +19,7 @@ from tilewright.graph.task import Task
 from tilewright.hw import host
 from tilewright.loops.interpret import interpret_program
 from tilewright.loops.ir import Await, Commit, Prefetch, Program, local_buffers, walk_stmts
-from tilewright.loops.passes.cpu_pipeline import loads_ahead, prefetched, tiles_ahead
+from tilewright.loops.passes.cpu_pipeline import loads_ahead, prefetched
 from tilewright.loops.schedule import Schedule
 from tilewright.loops.text import print_program
 from tilewright.loops.verify import verify_program
@@ -61,6 +61,63 @@ def test_what_data_name_is_prefetched_from_where_the_data_end(ahead: int) -> Non
     np.testing.assert_array_equal(run_program(made, given, numerics="strict"), want)
 
 
+def ragged(items: int = 36) -> Program:
+    """Rows of a table at data-dependent addresses, in blocks of eight of which the last is not whole."""
+    table, index = te.Tensor("table", (50, 8), F32), te.Tensor("index", (items,), I64)
+    (r,) = te.reduce_axes([items])
+    row = te.call("min", te.call("max", index[r], 0), 49)
+    out = te.compute("out", (8,), F32, lambda j: te.reduce_over("sum", table[row, j], [r]))
+    schedule = Schedule.of(out, [table, index]).split("out.r0", 8, "guard")
+    return schedule.reorder("out.r0.o", "out.r0.i", "out.local.i0").vectorise("out.local.i0").program()
+
+
+@pytest.mark.parametrize("ahead", [1, 4, 7])
+def test_an_index_beyond_the_end_is_not_read_ahead(ahead: int) -> None:
+    """The branch around the load is around its prefetch, too."""
+    made = prefetched(ragged(), ahead)
+    verify_program(made)
+    assert len(prefetches(made)) == 1
+    rng = np.random.default_rng(0)
+    given = [rng.integers(-3, 4, (50, 8)).astype(np.float32), rng.integers(0, 50, 36)]
+    np.testing.assert_array_equal(run_program(made, given, numerics="strict"), given[0][given[1]].sum(0))
+
+
+def test_an_index_that_a_condition_keeps_inside_is_not_read_ahead_without_it() -> None:
+    """What a padded gather reads, it reads under a condition on the loop."""
+    table, index = te.Tensor("table", (50, 8), F32), te.Tensor("index", (12,), I64)
+    (r,) = te.reduce_axes([16])
+
+    def element(j: te.Expr) -> te.Expr:
+        inside = te.all_of([te.call("le", te.as_index(2), r), te.call("lt", r, te.as_index(14))])
+        assert inside is not None
+        row = te.call("min", te.call("max", index[r - 2], 0), 49)
+        return te.reduce_over("sum", te.select(inside, table[row, j], te.const(0.0, F32)), [r])
+
+    out = te.compute("out", (8,), F32, element)
+    program = (
+        Schedule.of(out, [table, index]).reorder("out.r0", "out.local.i0").vectorise("out.local.i0").program()
+    )
+    rng = np.random.default_rng(0)
+    given = [rng.integers(-3, 4, (50, 8)).astype(np.float32), rng.integers(0, 50, 12)]
+    for ahead in (1, 4):
+        made = prefetched(program, ahead)
+        verify_program(made)
+        assert len(prefetches(made)) == 1
+        got = run_program(made, given, numerics="strict")
+        np.testing.assert_array_equal(got, given[0][given[1]].sum(0))
+
+
+def test_an_index_that_the_program_computes_is_not_read_ahead() -> None:
+    """A later iteration has not stored it yet."""
+    table, index = te.Tensor("table", (50, 8), F32), te.Tensor("index", (12,), I64)
+    rows = te.compute("rows", (12,), I64, lambda i: te.call("min", te.call("max", index[i], 0), 49))
+    (r,) = te.reduce_axes([12])
+    out = te.compute("out", (8,), F32, lambda j: te.reduce_over("sum", table[rows[r], j], [r]))
+    schedule = Schedule.of(out, [table, index]).reorder("out.r0", "out.local.i0").vectorise("out.local.i0")
+    assert loads_ahead(schedule.inline("rows").program()) != []
+    assert loads_ahead(schedule.compute_at("rows", "out.r0").program()) == []
+
+
 def test_a_row_of_several_lines_is_prefetched_whole() -> None:
     made = prefetched(bags(columns=64), 4, line=64)
     assert len(prefetches(made)) == 4
@@ -93,7 +150,6 @@ def test_a_tile_is_packed_ahead(stages: int) -> None:
         "product.r0.o", "product.i0", "product.i1", "product.r0.i"
     )
     schedule = schedule.cache_read("b", "product").compute_at("b.of.product", "product.r0.o")
-    assert tiles_ahead(schedule.program()) == ["b.of.product"]
     program = check_meaning(schedule.pipeline("b.of.product", stages), task, native=True)
     assert next(b for b in local_buffers(program) if b.name == "b.of.product").size == stages * 64
     assert not any(isinstance(stmt, Await | Commit) for stmt in walk_stmts(program.body))
@@ -103,7 +159,6 @@ def test_a_tile_is_packed_ahead(stages: int) -> None:
 def test_a_tile_that_is_filled_once_is_not_packed_ahead() -> None:
     task = formulas.matmul(8, 16, 32)
     schedule = Schedule.of(*task).cache_read("b", "product")
-    assert tiles_ahead(schedule.program()) == []
     with pytest.raises(PipelineError, match="no sequential loop fills it again and again"):
         schedule.pipeline("b.of.product", 2)
 

@@ -101,6 +101,87 @@ def test_stages_of_one_change_nothing() -> None:
     assert pipeline(p.sums(), {"tile": 1}) == p.sums()
 
 
+# -- outer loops ------------------------------------------------------------------------------------------------------
+
+
+def loop_named(program: Program, name: str) -> For:
+    return next(stmt for stmt in walk_stmts(program.body) if isinstance(stmt, For) and stmt.var.name == name)
+
+
+def thrice(program: Program) -> Program:
+    verify_program(program)
+    np.testing.assert_array_equal(interpret_program(program, [p.data()]), 3 * p.expected())
+    return program
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4, 7, 16])
+def test_a_pipeline_goes_on_in_the_next_iteration_of_an_outer_loop(stages: int) -> None:
+    """One prologue and one flush, outside of both loops; also with more stages than the inner loop has iterations."""
+    program = thrice(pipeline(p.carried(), {"tile": stages}))
+    waits = [stmt for stmt in walk_stmts(loop_named(program, "o").body) if isinstance(stmt, Await)]
+    assert waits == [Await(stages - 2)], "it does not drain between two iterations of the outer loop"
+    if stages < ROWS:
+        assert f"((k + {stages - 1}) // 5)" in print_program(program), "the outer index carries"
+
+
+def test_more_stages_than_iterations_of_both_loops() -> None:
+    refused(p.carried(), "17 stages, and loop k has 15 iterations", 17)
+
+
+def test_indices_carry_over_several_loops() -> None:
+    """Rows of a matrix in three loops, of which the outer ones hold no other statement."""
+    a, b, c = te.Var("a", 2), te.Var("b", 3), te.Var("c", 4)
+    x = Buffer("x", F32, 24 * WIDTH)
+    row = (a * 3 + b) * 4 + c
+    copy = p.threads(Copy(TILE, t * LANES, x, row * WIDTH + t * LANES, LANES))
+    inner: Stmt = block(Await(0), copy, Commit(), Await(0), p.added())
+    for var in (c, b, a):
+        inner = For(var, Kind.SERIAL, inner)
+    program = Program("rows", (x, p.OUT), block(p.cleared(), inner, p.written()))
+    values = np.random.default_rng(0).integers(-8, 8, (24, WIDTH)).astype(np.float32)
+    for stages in (2, 3, 6, 9):
+        made = pipeline(program, {"tile": stages})
+        verify_program(made)
+        np.testing.assert_array_equal(interpret_program(made, [values]), np.roll(values.sum(0), -LANES))
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_both_levels_are_counted_over_an_outer_loop(stages: int) -> None:
+    inner = loop_named(p.halves(), "k")
+    outer = For(p.OUTER, Kind.SERIAL, inner)
+    program = p.program(p.cleared(), outer, p.written())
+    made = thrice(pipeline(program, {"tile": stages, "held": 2}))
+    before = print_program(made).partition("serial o")[0]
+    assert "held[" in before, "the inner prologue is before both loops"
+
+
+def test_a_loop_beside_other_statements_is_begun_anew() -> None:
+    """The outer loop writes what the inner one copies: no copy may start before that."""
+    source = Buffer("source", F32, WIDTH, Scope.SCRATCH)
+    o = p.OUTER
+    made_there = p.threads(p.lanes(Store(source, t * LANES + v, te.cast(o, F32))))
+    fill = p.threads(p.lanes(Store(TILE, t * LANES + v, te.Load(source, (t * LANES + v,)))))
+    inner = p.loop(Await(0), fill, Commit(), Await(0), p.added())
+    program = p.program(p.cleared(), For(o, Kind.SERIAL, block(made_there, inner)), p.written())
+    assert not load_and_use(program, "tile", synchronous=True).carried
+    for stages in (2, 3):
+        made = pipeline(program, {"tile": stages}, synchronous=["tile"])
+        verify_program(made)
+        assert Await(0) in walk_stmts(loop_named(made, "o").body), "it drains in each iteration"
+        np.testing.assert_array_equal(interpret_program(made, [p.data()]), np.full(WIDTH, ROWS * (0 + 1 + 2)))
+
+
+def test_a_pipeline_is_not_counted_over_a_loop_that_decides_whether_it_fills() -> None:
+    o = p.OUTER
+    some = te.call("lt", o, te.as_index(2))
+    stmts = Await(0), If(some, p.copies()), Commit(), Await(0), If(some, p.added())
+    program = p.program(p.cleared(), For(o, Kind.SERIAL, p.loop(*stmts)), p.written())
+    assert not load_and_use(program, "tile").carried
+    made = pipeline(program, {"tile": 3})
+    verify_program(made)
+    np.testing.assert_array_equal(interpret_program(made, [p.data()]), 2 * p.expected())
+
+
 # -- the analysis -----------------------------------------------------------------------------------------------------
 
 

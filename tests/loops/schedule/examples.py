@@ -121,6 +121,7 @@ def tensors(schedule: Schedule) -> list[str]:
 
 
 OFTEN = ["split", "reorder", "vectorise", "compute_at"]
+ON_PROCESSORS = [name for name in PRIMITIVES if name != "bind"]  # which makes a schedule for a GPU
 
 
 def random_step(draw: st.DrawFn, schedule: Schedule) -> Schedule:
@@ -130,7 +131,7 @@ def random_step(draw: st.DrawFn, schedule: Schedule) -> Schedule:
     tensor = st.sampled_from(tensors(schedule))
     factor = st.sampled_from([1, 2, 3, 4, 5, 8])
     tail = st.sampled_from(["exact", "guard", "shift", "narrow"])
-    name = draw(st.sampled_from([*PRIMITIVES, *OFTEN, *OFTEN]))
+    name = draw(st.sampled_from([*ON_PROCESSORS, *OFTEN, *OFTEN]))
     if name == "split":
         return schedule.split(draw(loop), draw(factor), draw(tail))
     if name == "fuse":
@@ -180,6 +181,11 @@ def random_step(draw: st.DrawFn, schedule: Schedule) -> Schedule:
         return schedule.pack(chosen, [draw(st.sampled_from([extent, 4, 2])) for extent in tile.shape])
     if name == "tensorise":
         return schedule.tensorise(draw(loop), outer_product(draw(st.sampled_from([2, 4])), 1, 4))
+    if name == "pipeline":
+        return schedule.pipeline(draw(tensor), draw(st.sampled_from([2, 3, 4])))
+    if name == "swizzle":
+        return schedule.swizzle(draw(tensor))
+    assert name == "prefetch", f"no arguments are drawn for {name}"
     spread = draw(st.none() | loop)
     return schedule.prefetch(draw(loop), draw(tensor), draw(st.sampled_from([1, 3])), spread=spread)
 

@@ -35,6 +35,7 @@ def tensorised(
     warp: tuple[int, int] = (16, 16),
     stages: int = 1,
     registers: int = 1,
+    swizzled: bool = True,
 ) -> Schedule:
     """out = a b' with `mma.sync`: blocks, warps, tiles in shared memory and fragments in registers."""
     (bm, bn, bk), (wm, wn) = block, warp
@@ -48,7 +49,8 @@ def tensorised(
     for name, rows, load in (("a", 16, load_left(DEPTH, F16)), ("b", 8, load_right(DEPTH, F16))):
         tile, held = f"{name}.of.product", f"{name}.of.product.of.product"
         s = s.cache_read(name, "product", "shared").cache_read(tile, "product", "register")
-        s = s.compute_at(held, "product.r0.i.o").compute_at(tile, "product.r0.o").swizzle(tile)
+        s = s.compute_at(held, "product.r0.i.o").compute_at(tile, "product.r0.o")
+        s = s.swizzle(tile) if swizzled else s
         s = s.split(f"{held}.i0", rows).unroll(f"{held}.i0.o").tensorise(f"{held}.i0.i", load)
         s = fetched(s, tile, threads, 8)
     s = s.bind("product.i0.o", "warp.y").bind("product.i1.o", "warp.x")

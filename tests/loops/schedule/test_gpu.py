@@ -20,7 +20,7 @@ from tilewright.hw.gpu import H200
 from tilewright.hw.memory import Scope
 from tilewright.hw.tensor_cores import load_left, multiply
 from tilewright.loops.interpret import interpret_program
-from tilewright.loops.ir import Copy, Warp, walk_stmts
+from tilewright.loops.ir import Await, Copy, For, Warp, local_buffers, walk_stmts
 from tilewright.loops.schedule import Schedule, from_json, replay, to_json
 from tilewright.testing.emulator.run import COMPILER, Emulated
 
@@ -42,6 +42,15 @@ def test_a_matmul_with_every_level(made: Made, dtype: DType, stages: int, regist
     np.testing.assert_array_equal(got.astype(np.float64), product_of(arrays))
     copies = any(isinstance(stmt, Copy) for stmt in walk_stmts(program.body))
     assert copies == (stages > 1), "tiles that are not pipelined are stored"
+    # What it is compared with where its registers spill.
+    plain = program.unpipelined
+    assert (plain is None) == (stages == registers == 1)
+    if plain is not None:
+        assert sum(each.size for each in local_buffers(plain)) < sum(
+            each.size for each in local_buffers(program)
+        )
+        got = interpret_program(plain, arrays).reshape(shape[:2])
+        np.testing.assert_array_equal(got.astype(np.float64), product_of(arrays))
     assert any(isinstance(stmt, Warp) for stmt in walk_stmts(program.body)) == (dtype is F16)
 
 
@@ -51,6 +60,43 @@ def test_its_cuda_text_computes_the_same(made: Made, dtype: DType, tmp_path: Pat
     arrays = operands(SHAPE, dtype)
     (got,) = Emulated(source_of(made(SHAPE, stages=3, registers=2).program()), tmp_path)([arrays])
     np.testing.assert_array_equal(got.reshape(SHAPE[:2]).astype(np.float64), product_of(arrays))
+
+
+def windows(stages: int, registers: int = 1) -> tuple[Schedule, np.ndarray, np.ndarray]:
+    """Sums of two neighbouring rows, in two loops over the window and over steps of the columns."""
+    x = te.Tensor("x", (17, 32), F32)
+    w, c = te.reduce_axes([2, 32])
+    total = te.compute("total", (16,), F32, lambda i: te.reduce_over("sum", x[i + w, c], [w, c]))
+    s = Schedule.of(te.compute("out", (16,), F32, lambda i: total[i] + 1.0), [x])
+    s = s.set_scope("total", "register").split("total.r1", 8)
+    s = s.reorder("total.r0", "total.r1.o", "total.i0", "total.r1.i")
+    s = s.cache_read("x", "total", "shared").compute_at("x.of.total", "total.r1.o")
+    s = s.split("x.of.total.i1", 4).fuse("x.of.total.i0", "x.of.total.i1.o", into="x.of.total.f")
+    s = s.split("x.of.total.f", 16).reorder("x.of.total.f.i", "x.of.total.f.o").unroll("x.of.total.f.o")
+    s = s.vectorise("x.of.total.i1.i").bind("x.of.total.f.i", "thread.x")
+    s = s.bind("total.i0", "thread.x").unroll("total.r1.i").bind("out.i0", "thread.x")
+    data = np.random.default_rng(0).integers(-3, 4, (17, 32)).astype(np.float32)
+    rows = data.sum(1)
+    return s.pipeline("x.of.total", stages), data, rows[:-1] + rows[1:] + 1
+
+
+@pytest.mark.parametrize("stages", [2, 3, 8])
+def test_a_pipeline_is_counted_over_the_loops_of_a_window(stages: int) -> None:
+    schedule, data, want = windows(stages)
+    program = schedule.program()
+    np.testing.assert_array_equal(interpret_program(program, [data]), want)
+    loops = (stmt for stmt in walk_stmts(program.body) if isinstance(stmt, For))
+    window = next(loop for loop in loops if loop.var.name == "total.r0")
+    waits = [stmt for stmt in walk_stmts(window) if isinstance(stmt, Await)]
+    assert waits == [Await(stages - 2)], "it does not drain within the window"
+    refused(lambda: windows(10), "10 stages, and loop total.r1.o has 8 iterations", PipelineError)
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no g++ here to compile the emulator with")
+def test_the_cuda_text_of_two_counted_loops_computes_the_same(tmp_path: Path) -> None:
+    schedule, data, want = windows(3)
+    (got,) = Emulated(source_of(schedule.program()), tmp_path)([[data]])
+    np.testing.assert_array_equal(got, want)
 
 
 def test_it_compiles_without_spills() -> None:

@@ -50,13 +50,14 @@ def check_trial(kernel: Kernel, machine: GpuMachine, numerics: str, cache: Objec
     iteration."""
     if not isinstance(kernel, Program) or kernel.unpipelined is None:
         return
-    spilled, before = (
-        build_kernel(_source(each, machine), machine, numerics, cache).resources.spilled_bytes
-        for each in (kernel, kernel.unpipelined)
-    )
-    if spilled and not before:
+
+    def spilled(program: Program) -> int:
+        return build_kernel(_source(program, machine), machine, numerics, cache).resources.spilled_bytes
+
+    found = spilled(kernel)
+    if found and not spilled(kernel.unpipelined):
         raise PipelineError(
-            f"pipeline: {kernel.name}: pipelined, it spills {spilled} bytes of each thread's registers; without a"
+            f"pipeline: {kernel.name}: pipelined, it spills {found} bytes of each thread's registers; without a"
             " pipeline, none",
             remedy="fewer stages, no registers a step ahead, or a smaller tile",
         )

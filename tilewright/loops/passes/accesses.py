@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from tilewright import te
 from tilewright.loops.ir import (
@@ -101,50 +101,64 @@ def read(stmt: Stmt) -> set[Buffer]:
     return found
 
 
-def placed_at(stmt: Stmt, values: Mapping[te.Var, te.Expr], moved: Moved) -> Stmt:
-    """The statement with variables replaced by values, and with each buffer of `moved` replaced by its new one, at an
-    index offset."""
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """Statements with variables replaced by values, and with each buffer of `moved` replaced by its new one, at an
+    index offset. An expression that occurs again is changed once."""
 
-    def element(node: te.Expr) -> te.Expr | None:
-        if isinstance(node, te.Load) and node.source in moved:
-            buffer, further = moved[node.source]  # type: ignore[index]
+    values: Mapping[te.Var, te.Expr]
+    moved: Moved
+    _known: dict[te.Expr, te.Expr] = field(default_factory=dict)
+    _moves: dict[Indexed, Indexed] = field(default_factory=dict)
+
+    def of(self, stmt: Stmt) -> Stmt:
+        if isinstance(stmt, For):
+            return For(stmt.var, stmt.kind, self.of(stmt.body))
+        if isinstance(stmt, Block):
+            return Block(tuple(map(self.of, stmt.stmts)))
+        if isinstance(stmt, If):
+            other = None if stmt.other is None else self.of(stmt.other)
+            return If(self._expr(stmt.cond), self.of(stmt.then), other)
+        if isinstance(stmt, Store):
+            return Store(*self._at(stmt.buffer, stmt.index), self._expr(stmt.value), stmt.streamed)
+        if isinstance(stmt, Copy):
+            buffer, index = self._at(stmt.buffer, stmt.index)
+            source, source_index = self._at(stmt.source, stmt.source_index)
+            cond = None if stmt.cond is None else self._expr(stmt.cond)
+            return Copy(buffer, index, source, source_index, stmt.lanes, cond)
+        if isinstance(stmt, Warp):
+            return replace(stmt, operands=tuple(self._at(*operand) for operand in stmt.operands))
+        if isinstance(stmt, Invoke):
+            locations = []
+            for location in stmt.operands:
+                buffer, index = self._at(location.buffer, location.index)
+                locations.append(replace(location, buffer=buffer, index=index))
+            return replace(stmt, operands=tuple(locations))
+        if isinstance(stmt, Prefetch):
+            return replace(stmt, index=self._expr(stmt.index))
+        return stmt
+
+    def _at(self, buffer: Buffer, index: te.Expr) -> Indexed:
+        access = buffer, index
+        if access not in self._moves:
+            new, further = self.moved.get(buffer, (buffer, None))
+            changed = self._expr(index)
+            self._moves[access] = new, changed if further is None else simplify(changed + further)
+        return self._moves[access]
+
+    def _expr(self, expr: te.Expr) -> te.Expr:
+        found = self._known.get(expr)
+        if found is None:
+            found = te.substitute(expr, self.values) if self.values else expr
+            found = simplify(te.rewrite(found, self._element) if self._loads_moved(found) else found)
+            self._known[expr] = found
+        return found
+
+    def _loads_moved(self, expr: te.Expr) -> bool:
+        return bool(self.moved) and any(load.source in self.moved for load in te.loads(expr))
+
+    def _element(self, node: te.Expr) -> te.Expr | None:
+        if isinstance(node, te.Load) and node.source in self.moved:
+            buffer, further = self.moved[node.source]  # type: ignore[index]
             return te.Load(buffer, (node.indices[0] + further,))
         return None
-
-    def in_expr(expr: te.Expr) -> te.Expr:
-        found = te.substitute(expr, values) if values else expr
-        return simplify(te.rewrite(found, element) if moved else found)
-
-    def at(buffer: Buffer, index: te.Expr) -> Indexed:
-        if buffer not in moved:
-            return buffer, in_expr(index)
-        new, further = moved[buffer]
-        return new, simplify(in_expr(index) + further)
-
-    def visit(each: Stmt) -> Stmt:
-        if isinstance(each, For):
-            return For(each.var, each.kind, visit(each.body))
-        if isinstance(each, Block):
-            return Block(tuple(map(visit, each.stmts)))
-        if isinstance(each, If):
-            return If(in_expr(each.cond), visit(each.then), None if each.other is None else visit(each.other))
-        if isinstance(each, Store):
-            return Store(*at(each.buffer, each.index), in_expr(each.value), each.streamed)
-        if isinstance(each, Copy):
-            buffer, index = at(each.buffer, each.index)
-            source, source_index = at(each.source, each.source_index)
-            cond = None if each.cond is None else in_expr(each.cond)
-            return Copy(buffer, index, source, source_index, each.lanes, cond)
-        if isinstance(each, Warp):
-            return replace(each, operands=tuple(at(*operand) for operand in each.operands))
-        if isinstance(each, Invoke):
-            locations = []
-            for location in each.operands:
-                buffer, index = at(location.buffer, location.index)
-                locations.append(replace(location, buffer=buffer, index=index))
-            return replace(each, operands=tuple(locations))
-        if isinstance(each, Prefetch):
-            return replace(each, index=in_expr(each.index))
-        return each
-
-    return visit(stmt)

@@ -12,8 +12,10 @@ registers, which a thread waits for at the first use. The data must not depend o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 from tilewright import te
 from tilewright.errors import PipelineError
@@ -33,16 +35,104 @@ from tilewright.loops.ir import (
     local_buffers,
 )
 from tilewright.loops.passes.accesses import (
+    Indexed,
     Path,
     children,
-    expressions,
     leaf_statements,
     loaded,
     read,
     written,
 )
 
-Access = tuple[Path, Stmt]
+
+class Access(NamedTuple):
+    """A statement without parts, the loops and branches around it, and what it reads and writes."""
+
+    path: Path
+    stmt: Stmt
+    target: Indexed | None  # the buffer that it writes, and where
+    reads: frozenset[Buffer]
+
+
+@dataclass(frozen=True, eq=False)
+class Accesses:
+    """All accesses of a program, collected once for every question about its buffers."""
+
+    program: Program
+
+    @staticmethod
+    def of(program: Program | Accesses) -> Accesses:
+        return program if isinstance(program, Accesses) else Accesses(program)
+
+    @cached_property
+    def all(self) -> tuple[Access, ...]:
+        return tuple(
+            Access(path, stmt, written(stmt), frozenset(read(stmt)))
+            for path, stmt in leaf_statements(self.program.body)
+        )
+
+    @cached_property
+    def local(self) -> dict[str, Buffer]:
+        return {buffer.name: buffer for buffer in local_buffers(self.program)}
+
+    @cached_property
+    def _fills(self) -> dict[Buffer, list[Access]]:
+        found: dict[Buffer, list[Access]] = {}
+        for each in self.all:
+            if each.target is not None:
+                found.setdefault(each.target[0], []).append(each)
+        return found
+
+    @cached_property
+    def _uses(self) -> dict[Buffer, list[Access]]:
+        """By buffer, the statements that read it, or that run only where a branch that reads it says so."""
+        asked: dict[int, frozenset[Buffer]] = {}  # by the identity of a branch
+        found: dict[Buffer, list[Access]] = {}
+        for each in self.all:
+            buffers = each.reads
+            for branch in each.path:
+                if isinstance(branch, If):
+                    if id(branch) not in asked:
+                        asked[id(branch)] = frozenset(loaded(branch.cond))
+                    buffers |= asked[id(branch)]
+            for buffer in buffers:
+                found.setdefault(buffer, []).append(each)
+        return found
+
+    @cached_property
+    def aliased(self) -> frozenset[Buffer]:
+        """The buffers whose bytes a view reads as another type."""
+        views = {view.of for each in self.all for view in each.reads}
+        return frozenset(of for of in views if of is not None)
+
+    def filling(self, buffer: Buffer) -> list[Access]:
+        return self._fills.get(buffer, [])
+
+    def using(self, buffer: Buffer) -> list[Access]:
+        return self._uses.get(buffer, [])
+
+    def inside(self, loop: For) -> list[Access]:
+        if id(loop) not in self._by_loop:
+            self._by_loop[id(loop)] = [each for each in self.all if _inside(each.path, loop)]
+        return self._by_loop[id(loop)]
+
+    @cached_property
+    def _by_loop(self) -> dict[int, list[Access]]:
+        return {}
+
+    def positions(self, loop: For) -> dict[int, list[int]]:
+        """By the identity of each statement without parts, which statements of the loop's body hold it."""
+        if id(loop) not in self._positions:
+            found: dict[int, list[int]] = {}
+            for number, stmt in enumerate(children(loop.body)):
+                for _, leaf in leaf_statements(stmt):
+                    found.setdefault(id(leaf), []).append(number)
+            self._positions[id(loop)] = found
+        return self._positions[id(loop)]
+
+    @cached_property
+    def _positions(self) -> dict[int, dict[int, list[int]]]:
+        return {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,61 +146,58 @@ class LoadAndUse:
     producers: tuple[int, ...]
     consumers: tuple[int, ...]
     sources: frozenset[Buffer]
+    carried: tuple[For, ...] = ()  # those of `around`, outermost first, over which a pipeline may be counted
 
 
-def load_and_use(program: Program, name: str, synchronous: bool = False) -> LoadAndUse:
+def load_and_use(program: Program | Accesses, name: str, synchronous: bool = False) -> LoadAndUse:
     """The load-and-use loop of a local buffer. Raises PipelineError with the reason if no loop allows pipelining.
     `synchronous`: also accept a buffer that stores fill; its tiles are then computed ahead, which saves barriers."""
-    leaves = list(leaf_statements(program.body))
-    buffer = _local(program, name, leaves)
-    filling = [(path, stmt) for path, stmt in leaves if (at := written(stmt)) is not None and at[0] == buffer]
-    using = [(path, stmt) for path, stmt in leaves if buffer in read(stmt) or _branches_on(path, buffer)]
-    if any(view.of == buffer for _, stmt in leaves for view in read(stmt)):
+    known = Accesses.of(program)
+    buffer = _local(known, name)
+    filling, using = known.filling(buffer), known.using(buffer)
+    if buffer in known.aliased:
         raise _refused(buffer, "a view reads its bytes as another type, so it has an alias")
     if not synchronous:
-        for _, stmt in filling:
-            _check_asynchronous(buffer, stmt)
-    loops = [_loop(buffer, path, stmt) for path, stmt in filling]
+        for each in filling:
+            _check_asynchronous(buffer, each.stmt)
+    loops = [_loop(buffer, each) for each in filling]
     loop, around = loops[0]
     if any(other is not loop for other, _ in loops):
         raise _refused(buffer, "two loops fill it")
-    if any(not _inside(path, loop) for path, _ in using):
+    if any(not _inside(each.path, loop) for each in using):
         raise _refused(buffer, f"it is read outside of loop {loop.var.name}, which fills it")
     if loop.var.extent < 2:
         raise _refused(buffer, f"loop {loop.var.name} has one iteration")
-    for path, stmt in filling:
-        _check_independent(buffer, loop, path, stmt)
-    numbers = [
-        tuple(
-            number
-            for number, stmt in enumerate(children(loop.body))
-            if _holds(stmt, [each for _, each in which])
-        )
-        for which in (filling, using)
-    ]
-    producers, consumers = numbers
+    _check_independent(known, buffer, loop, filling)
+    positions = known.positions(loop)
+    producers, consumers = (
+        tuple(sorted({number for each in some for number in positions[id(each.stmt)]}))
+        for some in (filling, using)
+    )
     if not consumers:
         raise _refused(buffer, "nothing reads it")
     if max(producers) >= min(consumers):
         raise _refused(
             buffer, f"loop {loop.var.name} reads it before it fills it: it holds data of the iteration before"
         )
-    sources = frozenset(source for _, stmt in filling for source in read(stmt) if source != buffer)
-    return LoadAndUse(buffer, loop, around, producers, consumers, sources)
+    sources = frozenset(source for each in filling for source in each.reads if source != buffer)
+    carried = _carried(loop, around, filling)
+    return LoadAndUse(buffer, loop, around, producers, consumers, sources, carried)
 
 
-def pipelinable(program: Program) -> dict[str, LoadAndUse | PipelineError]:
+def pipelinable(program: Program | Accesses) -> dict[str, LoadAndUse | PipelineError]:
     """For each local buffer, its load-and-use loop or the reason why it has none."""
+    known = Accesses.of(program)
     found: dict[str, LoadAndUse | PipelineError] = {}
-    for buffer in local_buffers(program):
+    for name in known.local:
         try:
-            found[buffer.name] = load_and_use(program, buffer.name)
+            found[name] = load_and_use(known, name)
         except PipelineError as error:
-            found[buffer.name] = error
+            found[name] = error
     return found
 
 
-def pipelines(program: Program, stages: Mapping[str, int]) -> str:
+def pipelines(program: Program | Accesses, stages: Mapping[str, int]) -> str:
     """For `explain`: the local buffers of an unpipelined program that these stages pipeline, those that could be
     pipelined, and why the rest cannot be."""
     done = [f"{name} x {count}" for name, count in stages.items() if count > 1]
@@ -129,9 +216,12 @@ def pipelines(program: Program, stages: Mapping[str, int]) -> str:
     return "; ".join(parts)
 
 
-def check_synchronisation(program: Program, found: Collection[LoadAndUse], stages: Mapping[str, int]) -> None:
+def check_synchronisation(
+    program: Program | Accesses, found: Collection[LoadAndUse], stages: Mapping[str, int]
+) -> None:
     """Check the order of waits. Copies are awaited in the order of their groups, whatever they fill. So all copies
     inside a pipelined loop must belong to its one pipeline, and all others must be complete before it begins."""
+    known = Accesses.of(program)
     for each in found:
         if each.buffer.scope is Scope.REGISTER:
             continue
@@ -145,22 +235,22 @@ def check_synchronisation(program: Program, found: Collection[LoadAndUse], stage
                 f"buffers of loop {each.loop.var.name} have {sorted(counts)} stages: their waits differ",
             )
         names = {other.buffer for other in together}
-        for path, stmt in leaf_statements(each.loop.body):
+        for path, stmt, _, _ in known.inside(each.loop):
             if isinstance(stmt, Copy) and stmt.buffer not in names:
                 raise _refused(
                     each.buffer,
                     f"{stmt.buffer.name} is copied in the same loop and is not pipelined with it: their waits differ",
                 )
-            if isinstance(stmt, Commit | Await) and path:
+            if isinstance(stmt, Commit | Await) and path[-1] is not each.loop:
                 raise _refused(
                     each.buffer, f"a loop or branch inside loop {each.loop.var.name} waits for copies"
                 )
-        _check_complete_before(program, each)
+        _check_complete_before(known, each)
 
 
-def _check_complete_before(program: Program, each: LoadAndUse) -> None:
+def _check_complete_before(known: Accesses, each: LoadAndUse) -> None:
     pending: Buffer | None = None
-    for path, stmt in leaf_statements(program.body):
+    for path, stmt, _, _ in known.all:
         if _inside(path, each.loop):
             if pending is not None:
                 raise _refused(each.buffer, f"copies to {pending.name} are in flight when its loop begins")
@@ -178,14 +268,13 @@ def _refused(buffer: Buffer, why: str) -> PipelineError:
     return PipelineError(f"pipeline: {buffer.name}: {why}")
 
 
-def _local(program: Program, name: str, leaves: Sequence[Access]) -> Buffer:
-    known = {buffer.name: buffer for buffer in local_buffers(program)}
-    if name not in known:
+def _local(known: Accesses, name: str) -> Buffer:
+    if name not in known.local:
         raise PipelineError(
-            f"pipeline: the buffer must be one of {', '.join(known) or '(none)'}, got {name}",
+            f"pipeline: the buffer must be one of {', '.join(known.local) or '(none)'}, got {name}",
             remedy="cache_read gives an operand a buffer of its own",
         )
-    return known[name]
+    return known.local[name]
 
 
 def _check_asynchronous(buffer: Buffer, stmt: Stmt) -> None:
@@ -203,9 +292,9 @@ def _check_asynchronous(buffer: Buffer, stmt: Stmt) -> None:
     )
 
 
-def _loop(buffer: Buffer, path: Path, stmt: Stmt) -> tuple[For, tuple[For, ...]]:
+def _loop(buffer: Buffer, access: Access) -> tuple[For, tuple[For, ...]]:
     """The innermost sequential loop whose variable does not index the buffer, and the loops around it."""
-    filled = written(stmt)
+    path, filled = access.path, access.target
     assert filled is not None
     indexed = te.variables(filled[1])
     kinds = (Kind.SERIAL, Kind.UNROLL) if buffer.scope is Scope.REGISTER else (Kind.SERIAL,)
@@ -216,28 +305,45 @@ def _loop(buffer: Buffer, path: Path, stmt: Stmt) -> tuple[For, tuple[For, ...]]
     raise _refused(buffer, "no sequential loop fills it again and again")
 
 
-def _check_independent(buffer: Buffer, loop: For, path: Path, stmt: Stmt) -> None:
+def _carried(loop: For, around: tuple[For, ...], filling: Collection[Access]) -> tuple[For, ...]:
+    """The sequential loops around `loop` that do nothing but run it: what its next iterations load may belong to the
+    next iteration of such a loop. They write what `loop` writes, so the data are as independent of them."""
+    guards = {
+        var for each in filling for branch in _branches(each, loop) for var in te.variables(branch.cond)
+    }
+    indexed = {var for each in filling if each.target is not None for var in te.variables(each.target[1])}
+    found: list[For] = []
+    inner = loop
+    for outer in reversed(around):
+        stmts = children(outer.body)
+        alone = outer.kind is Kind.SERIAL and len(stmts) == 1 and stmts[0] is inner
+        if not alone or outer.var in guards | indexed:
+            break
+        found.insert(0, outer)
+        inner = outer
+    return tuple(found)
+
+
+def _branches(access: Access, loop: For) -> list[If]:
+    """The branches inside the loop that decide on a statement."""
+    start = next(number for number, each in enumerate(access.path) if each is loop)
+    return [each for each in access.path[start + 1 :] if isinstance(each, If)]
+
+
+def _check_independent(known: Accesses, buffer: Buffer, loop: For, filling: Collection[Access]) -> None:
     """Check that filling the buffer gives the same data whenever it runs: it reads nothing that the loop writes."""
-    changing = {at[0] for _, each in leaf_statements(loop.body) if (at := written(each)) is not None}
-    start = next(number for number, each in enumerate(path) if each is loop)
-    branches = [each for each in path[start + 1 :] if isinstance(each, If)]
-    if any(loop.var in te.variables(branch.cond) for branch in branches):
-        raise _refused(buffer, f"only some iterations of loop {loop.var.name} fill it")
-    reads = (loaded(*expressions(stmt), *(branch.cond for branch in branches)) | read(stmt)) - {buffer}
-    for source in sorted(reads & changing, key=lambda source: source.name):
-        raise _refused(
-            buffer,
-            f"its data depend on {source.name}, which loop {loop.var.name} wrote in the previous iteration",
-        )
+    changing = {each.target[0] for each in known.inside(loop) if each.target is not None}
+    for each in filling:
+        conditions = [branch.cond for branch in _branches(each, loop)]
+        if any(loop.var in te.variables(condition) for condition in conditions):
+            raise _refused(buffer, f"only some iterations of loop {loop.var.name} fill it")
+        reads = (loaded(*conditions) | each.reads) - {buffer}
+        for source in sorted(reads & changing, key=lambda source: source.name):
+            raise _refused(
+                buffer,
+                f"its data depend on {source.name}, which loop {loop.var.name} wrote in the previous iteration",
+            )
 
 
 def _inside(path: Path, loop: For) -> bool:
     return any(each is loop for each in path)
-
-
-def _branches_on(path: Path, buffer: Buffer) -> bool:
-    return any(isinstance(each, If) and buffer in loaded(each.cond) for each in path)
-
-
-def _holds(stmt: Stmt, wanted: Sequence[Stmt]) -> bool:
-    return any(any(leaf is each for each in wanted) for _, leaf in leaf_statements(stmt))

@@ -21,14 +21,25 @@ counted over both loops, and the tile's copies are spread over the inner iterati
         held = tile[i]                          ...
         use held                                i = 3: commit; wait;       held[0] = tile[k + 1, 0]; use held[3]
 
+A loop that another sequential loop does nothing but run is counted over both: the next tile of its last iteration is
+the first one of the outer loop's next iteration. There is one prologue and one flush, and indices carry:
+
+    for o < 3:                                ... prologue
+      for k < 8:                              for o < 3:
+        copy tile <- x[o, k]           ->       for k < 8:
+        ... tile ...                              copy tile[(8 * o + k + 2) % 3] <- x[o + (k + 2) // 8, (k + 2) % 8]
+                                                  ... tile[(8 * o + k) % 3] ...
+
 Order with other steps: after `cache_read`, tiling and `bind`, which make the loop and its copies; `inline` of what
 computes an operand moves the computation to its use, because a store that computes is not asynchronous.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from tilewright import te
 from tilewright.errors import PipelineError
@@ -46,17 +57,17 @@ from tilewright.loops.ir import (
     Stmt,
     Warp,
     block,
-    local_buffers,
+    nest,
 )
-from tilewright.loops.passes.accesses import children, leaf_statements, placed_at
-from tilewright.loops.passes.load_and_use import LoadAndUse, check_synchronisation, load_and_use
+from tilewright.loops.passes.accesses import Placed, children, leaf_statements
+from tilewright.loops.passes.load_and_use import Accesses, LoadAndUse, check_synchronisation, load_and_use
 from tilewright.te.index import simplify
 
 WRITTEN_OUT = 32  # maximum iterations of a register loop that are all written out
 
 
 def pipeline(
-    program: Program,
+    program: Program | Accesses,
     stages: Mapping[str, int],
     *,
     fused: bool = True,
@@ -66,24 +77,45 @@ def pipeline(
     """The program with each buffer of `stages` in that many stages. Raises PipelineError with the reason if it is not
     legal. `fused`: count an inner pipeline over both loops if possible. `synchronous`: buffers that stores may fill.
     `capacity`: bytes of scratch memory for all buffers together."""
+    return planned(program, stages, fused=fused, synchronous=synchronous, capacity=capacity).program()
+
+
+def planned(
+    program: Program | Accesses,
+    stages: Mapping[str, int],
+    *,
+    fused: bool = True,
+    synchronous: Collection[str] = (),
+    capacity: int | None = None,
+) -> Pipelining:
+    """What `pipeline` does, before it is done."""
+    known = Accesses.of(program)
     wanted = {name: count for name, count in stages.items() if count != 1}
-    found = [load_and_use(program, name, name in synchronous) for name in wanted]
+    found = [load_and_use(known, name, name in synchronous) for name in wanted]
     for each in found:
         _check_count(each, wanted[each.buffer.name])
-    check_synchronisation(program, found, wanted)
-    _check_capacity(program, wanted, capacity)
-    levels: dict[int, _Level] = {}
+    check_synchronisation(known, found, wanted)
+    _check_capacity(known, wanted, capacity)
+    of_loops: dict[int, list[LoadAndUse]] = {}
     for each in found:
-        known = levels.get(id(each.loop))
-        buffers = (*(known.buffers if known else ()), each)
-        levels[id(each.loop)] = _Level(each.loop, buffers, wanted[each.buffer.name])
-    for level in levels.values():
+        of_loops.setdefault(id(each.loop), []).append(each)
+    levels = [Level(some[0].loop, tuple(some), wanted[some[0].buffer.name]) for some in of_loops.values()]
+    for level in levels:
         level.check(wanted)
-    return replace(program, body=_Pipelining(levels, fused).rebuilt(program.body))
+    return Pipelining(known.program, {id(level.outermost): level for level in levels}, fused)
 
 
 @dataclass(frozen=True)
-class _Level:
+class Position:
+    """An iteration of a pipelined loop: the values of its variable and of those that it carries into, and how many
+    iterations are before it."""
+
+    values: Mapping[te.Var, te.Expr]
+    number: te.Expr
+
+
+@dataclass(frozen=True)
+class Level:
     """The buffers that one loop fills, and their stages."""
 
     loop: For
@@ -110,117 +142,159 @@ class _Level:
     def ahead(self) -> int:
         return self.stages - 1
 
-    @property
-    def extent(self) -> int:
-        return self.loop.var.extent
+    @cached_property
+    def loops(self) -> tuple[For, ...]:
+        """The loops that the pipeline is counted over, outermost first."""
+        carried = min((each.carried for each in self.buffers), key=len)
+        return (*carried, self.loop)
 
     @property
+    def outermost(self) -> For:
+        return self.loops[0]
+
+    @property
+    def extent(self) -> int:
+        return math.prod(each.var.extent for each in self.loops)
+
+    @cached_property
     def body(self) -> tuple[Stmt, ...]:
         """The statements of the loop without its waits for these buffers. Those of a loop that fills registers are for
         other buffers."""
         stmts = children(self.loop.body)
         return tuple(stmt for stmt in stmts if self.in_registers or not isinstance(stmt, Commit | Await))
 
-    @property
+    @cached_property
     def producers(self) -> list[Stmt]:
         stmts = children(self.loop.body)
         numbers = sorted({number for each in self.buffers for number in each.producers})
         return _written_out([stmts[number] for number in numbers])
 
-    @property
+    @cached_property
     def others(self) -> list[Stmt]:
         stmts = children(self.loop.body)
         made = [stmts[number] for each in self.buffers for number in each.producers]
         return [stmt for stmt in self.body if not any(stmt is each for each in made)]
 
-    def moved(self, slot: te.Expr | int) -> dict[Buffer, tuple[Buffer, te.Expr]]:
+    # -- positions ----------------------------------------------------------------------------------------------------
+
+    def current(self, later: int = 0) -> Position:
+        """The iteration that runs, or one so many iterations later."""
+        number: te.Expr = te.as_index(0)
+        for each in self.loops:
+            number = number * each.var.extent + each.var
+        if not later:
+            return Position({}, simplify(number))
+        values: dict[te.Var, te.Expr] = {}
+        carry: te.Expr = te.as_index(later)
+        for each in reversed(self.loops):
+            value = each.var + carry
+            is_last = each is self.outermost  # it ends there: what would be behind it is guarded
+            values[each.var] = simplify(value if is_last else value % each.var.extent)
+            carry = value // each.var.extent
+        return Position(values, simplify(number + later))
+
+    def numbered(self, number: int) -> Position:
+        values: dict[te.Var, te.Expr] = {}
+        rest = number
+        for each in reversed(self.loops):
+            rest, value = divmod(rest, each.var.extent)
+            values[each.var] = te.as_index(value)
+        return Position(values, te.as_index(number))
+
+    def at(self, stmts: Sequence[Stmt], position: Position, slot: te.Expr | int | None = None) -> list[Stmt]:
+        """The statements of an iteration, using the stage that holds its data."""
+        placed = Placed(position.values, self._moved(position.number if slot is None else slot))
+        return [placed.of(stmt) for stmt in stmts]
+
+    def _moved(self, slot: te.Expr | int) -> dict[Buffer, tuple[Buffer, te.Expr]]:
         """The multiplied buffers, with the index at which a stage begins in each."""
+        stage = te.as_index(slot) % self.stages
         return {
             each.buffer: (
                 replace(each.buffer, size=each.buffer.size * self.stages),
-                simplify(te.as_index(slot) * each.buffer.size),
+                simplify(stage * each.buffer.size),
             )
             for each in self.buffers
         }
 
-    def at(self, stmts: Sequence[Stmt], value: te.Expr | int) -> list[Stmt]:
-        """The statements of iteration `value`, using the stage that holds its data."""
-        position = simplify(te.as_index(value))
-        moved = self.moved(simplify(position % self.stages))
-        return [placed_at(stmt, {self.loop.var: position}, moved) for stmt in stmts]
-
-    def loads(self, value: te.Expr | int, stmts: Sequence[Stmt] | None = None) -> list[Stmt]:
-        """The statements that fill the buffers for iteration `value`, guarded if it may not exist."""
-        made = self.at(self.producers if stmts is None else stmts, value)
-        inside = simplify(te.call("lt", te.as_index(value), te.as_index(self.extent)))
-        if isinstance(inside, te.Const):
-            return made if inside.value else []
-        return [_only_if(inside, stmt) for stmt in made]
+    def loads(
+        self, position: Position, stmts: Sequence[Stmt] | None = None, slot: int | None = None
+    ) -> list[Stmt]:
+        """The statements that fill the buffers for an iteration, guarded if it may not exist."""
+        inside = simplify(te.call("lt", position.number, te.as_index(self.extent)))
+        if isinstance(inside, te.Const) and not inside.value:
+            return []
+        made = self.at(self.producers if stmts is None else stmts, position, slot)
+        return made if isinstance(inside, te.Const) else [_only_if(inside, stmt) for stmt in made]
 
 
 @dataclass(frozen=True)
-class _Pipelining:
-    levels: Mapping[int, _Level]  # by the identity of their loop
+class Pipelining:
+    unpipelined: Program
+    levels: Mapping[int, Level]  # by the identity of the outermost loop that they are counted over
     fused: bool
 
-    def rebuilt(self, stmt: Stmt) -> Stmt:
+    def program(self) -> Program:
+        return replace(self.unpipelined, body=self._rebuilt(self.unpipelined.body))
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether an inner pipeline is counted over two loops."""
+        return any(self._inner(level) is not None for level in self.levels.values() if not level.in_registers)
+
+    def _rebuilt(self, stmt: Stmt) -> Stmt:
         if isinstance(stmt, Block):
-            return Block(tuple(_flat(map(self.rebuilt, stmt.stmts))))
+            return Block(tuple(_flat(map(self._rebuilt, stmt.stmts))))
         if isinstance(stmt, If):
-            other = None if stmt.other is None else self.rebuilt(stmt.other)
-            return If(stmt.cond, self.rebuilt(stmt.then), other)
+            other = None if stmt.other is None else self._rebuilt(stmt.other)
+            return If(stmt.cond, self._rebuilt(stmt.then), other)
         if not isinstance(stmt, For):
             return stmt
         level = self.levels.get(id(stmt))
         if level is None:
-            return For(stmt.var, stmt.kind, self.rebuilt(stmt.body))
+            return For(stmt.var, stmt.kind, self._rebuilt(stmt.body))
         if level.in_registers:
-            return self.in_registers(level)
-        inner = self.inner(level)
-        return block(*(self.in_memory(level) if inner is None else self.both(level, inner)))
+            return self._in_registers(level)
+        inner = self._inner(level)
+        return block(*(self._in_memory(level) if inner is None else self._both(level, inner)))
 
     # -- one level ----------------------------------------------------------------------------------------------------
 
-    def in_memory(self, level: _Level) -> list[Stmt]:
-        var, ahead = level.loop.var, level.ahead
-        uses = level.at([self.rebuilt(stmt) for stmt in level.others], var)
-        body = [Await(ahead - 1), *level.loads(var + ahead), *uses, Commit()]
-        return [*_prologue(level), For(var, level.loop.kind, block(*body)), Await(0)]
+    def _in_memory(self, level: Level) -> list[Stmt]:
+        ahead = level.ahead
+        uses = level.at([self._rebuilt(stmt) for stmt in level.others], level.current())
+        body = [Await(ahead - 1), *level.loads(level.current(ahead)), *uses, Commit()]
+        return [*_prologue(level), _looped(level, body), Await(0)]
 
-    def in_registers(self, level: _Level) -> Stmt:
-        others = _written_out([self.rebuilt(stmt) for stmt in level.others])
+    def _in_registers(self, level: Level) -> Stmt:
+        others = _written_out([self._rebuilt(stmt) for stmt in level.others])
         stmts: list[Stmt] = []
         for number in range(min(level.ahead, level.extent)):
-            stmts += level.at(level.producers, number)
-
-        def step(now: te.Expr | int) -> list[Stmt]:
-            return _interleaved(level.loads(now + level.ahead), level.at(others, now))
-
+            stmts += level.at(level.producers, level.numbered(number))
         whole = level.extent if level.extent > WRITTEN_OUT else 0
         rounds = whole // level.stages
         if rounds:
             turn = te.Var(level.loop.var.name, rounds)
-            body = [each for n in range(level.stages) for each in self.in_turn(level, others, turn, n)]
+            body = [each for n in range(level.stages) for each in self._in_turn(level, others, turn, n)]
             stmts.append(For(turn, Kind.SERIAL, block(*body)))
-        for now in range(rounds * level.stages, level.extent):
-            stmts += step(now)
+        for number in range(rounds * level.stages, level.extent):
+            now, then = level.numbered(number), level.numbered(number + level.ahead)
+            stmts += _interleaved(level.loads(then), level.at(others, now))
         return block(*stmts)
 
-    def in_turn(self, level: _Level, others: Sequence[Stmt], turn: te.Var, number: int) -> list[Stmt]:
+    def _in_turn(self, level: Level, others: Sequence[Stmt], turn: te.Var, number: int) -> list[Stmt]:
         """Iteration `turn * stages + number` of a long loop; its slots are the same in every turn."""
+
+        def position(value: te.Expr) -> Position:
+            return Position({level.loop.var: value}, simplify(value))
+
         now = turn * level.stages + number
-        then = now + level.ahead
-        slots = [level.moved(n % level.stages) for n in (number + level.ahead, number)]
-        inside = simplify(te.call("lt", then, te.as_index(level.extent)))
-        loads = [placed_at(stmt, {level.loop.var: then}, slots[0]) for stmt in level.producers]
-        if not isinstance(inside, te.Const):
-            loads = [_only_if(inside, stmt) for stmt in loads]
-        uses = [placed_at(stmt, {level.loop.var: now}, slots[1]) for stmt in others]
-        return _interleaved(loads, uses)
+        loads = level.loads(position(now + level.ahead), slot=number + level.ahead)
+        return _interleaved(loads, level.at(others, position(now), number))
 
     # -- two levels ---------------------------------------------------------------------------------------------------
 
-    def inner(self, level: _Level) -> _Level | None:
+    def _inner(self, level: Level) -> Level | None:
         """The register pipeline that is fused with the pipeline of `level`."""
         if not self.fused or len(level.others) != 1:
             return None
@@ -233,40 +307,44 @@ class _Pipelining:
         # A slot is a constant if the tile's iterations are whole turns of the ring.
         return inner if inner.extent % inner.stages == 0 and inner.ahead < inner.extent else None
 
-    def both(self, level: _Level, inner: _Level) -> list[Stmt]:
-        var, ahead, steps = level.loop.var, level.ahead, inner.extent
-        others = _written_out([self.rebuilt(stmt) for stmt in inner.others])
+    def _both(self, level: Level, inner: Level) -> list[Stmt]:
+        ahead, steps = level.ahead, inner.extent
+        others = _written_out([self._rebuilt(stmt) for stmt in inner.others])
         parts = steps - inner.ahead
+        loaded = [inner.at(inner.producers, inner.numbered(number)) for number in range(steps)]
+        copied = level.loads(level.current(ahead))
 
-        def held(value: te.Expr | int, then: int) -> list[Stmt]:
-            """Load the registers of inner iteration `then`, which may belong to the next tile, in tile `value`."""
+        def held(then: int) -> list[Stmt]:
+            """Load the registers of inner iteration `then`, which may belong to the next tile."""
             carried, within = divmod(then, steps)
-            return level.at(inner.at(inner.producers, within), value + carried)
+            return level.at(loaded[within], level.current(carried))
 
         body: list[Stmt] = []
         for now in range(steps):
             then = now + inner.ahead
             if now < parts:
-                shares = [_share(stmt, now, parts) for stmt in level.producers]
-                body += level.loads(var + ahead, [share for share in shares if share != Block(())])
+                shares = [_share(stmt, now, parts) for stmt in copied]
+                body += [share for share in shares if share != Block(())]
             if then == steps:
                 body += [Commit(), Await(ahead - 1)]
-            body += _interleaved(held(var, then), level.at(inner.at(others, now), var))
-        first: list[Stmt] = []
-        for then in range(inner.ahead):
-            first += held(0, then)
-        loop = For(var, level.loop.kind, block(*body))
-        return [*_prologue(level), Await(ahead - 1), *first, loop, Await(0)]
+            uses = level.at(inner.at(others, inner.numbered(now)), level.current())
+            body += _interleaved(held(then), uses)
+        first = [each for then in range(inner.ahead) for each in level.at(loaded[then], level.numbered(0))]
+        return [*_prologue(level), Await(ahead - 1), *first, _looped(level, body), Await(0)]
 
 
 # -- parts ------------------------------------------------------------------------------------------------------------
 
 
-def _prologue(level: _Level) -> list[Stmt]:
+def _prologue(level: Level) -> list[Stmt]:
     stmts: list[Stmt] = []
     for number in range(level.ahead):
-        stmts += [*level.loads(number), Commit()]
+        stmts += [*level.loads(level.numbered(number)), Commit()]
     return stmts
+
+
+def _looped(level: Level, stmts: Sequence[Stmt]) -> Stmt:
+    return nest([(each.var, each.kind) for each in level.loops], block(*stmts))
 
 
 def _interleaved(loads: Sequence[Stmt], uses: Sequence[Stmt]) -> list[Stmt]:
@@ -289,7 +367,8 @@ def _written_out(stmts: Sequence[Stmt]) -> list[Stmt]:
         if unrolled and any(isinstance(leaf, Warp) for _, leaf in leaf_statements(stmt)):
             assert isinstance(stmt, For)
             for number in range(stmt.var.extent):
-                found += _written_out(children(placed_at(stmt.body, {stmt.var: te.as_index(number)}, {})))
+                placed = Placed({stmt.var: te.as_index(number)}, {})
+                found += _written_out([placed.of(each) for each in children(stmt.body)])
         else:
             found.append(stmt)
     return found
@@ -331,7 +410,8 @@ def _flat(stmts: object) -> list[Stmt]:
 
 
 def _check_count(each: LoadAndUse, stages: int) -> None:
-    name, extent = each.buffer.name, each.loop.var.extent
+    name = each.buffer.name
+    extent = math.prod(loop.var.extent for loop in (*each.carried, each.loop))
     if stages < 1:
         raise PipelineError(f"pipeline: {name}: {stages} stages; a buffer has at least 1")
     if stages > extent + 1:
@@ -340,12 +420,12 @@ def _check_count(each: LoadAndUse, stages: int) -> None:
         )
 
 
-def _check_capacity(program: Program, stages: Mapping[str, int], capacity: int | None) -> None:
+def _check_capacity(known: Accesses, stages: Mapping[str, int], capacity: int | None) -> None:
     if capacity is None:
         return
     held = {
         buffer.name: buffer.size * buffer.dtype.bytes * stages.get(buffer.name, 1)
-        for buffer in local_buffers(program)
+        for buffer in known.local.values()
         if buffer.scope is not Scope.REGISTER
     }
     if sum(held.values()) > capacity and any(name in held for name in stages):

@@ -42,7 +42,7 @@ from tilewright.loops.ir import (
     local_buffers,
     walk_stmts,
 )
-from tilewright.loops.passes.accesses import children, leaf_statements, placed_at, read, written
+from tilewright.loops.passes.accesses import Placed, children, leaf_statements, read, written
 from tilewright.loops.units import UNITS, unit_of
 
 
@@ -123,7 +123,7 @@ class _Threads:
             if isinstance(stmt, If) and stmt.other is None and var not in te.variables(stmt.cond):
                 return If(stmt.cond, self.together(stmt.then, var, copies))
         return block(
-            *(placed_at(stmt, {var: te.as_index(number)}, moved) for number, moved in enumerate(copies))
+            *(Placed({var: te.as_index(number)}, moved).of(stmt) for number, moved in enumerate(copies))
         )
 
 

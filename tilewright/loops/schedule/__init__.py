@@ -26,7 +26,7 @@ from tilewright.hw.intrinsics import HasFeatures, Intrinsic, intrinsic_named
 from tilewright.hw.memory import LOOP_SCOPES, Scope
 from tilewright.loops.ir import Program
 from tilewright.loops.passes.cpu_pipeline import double_buffered
-from tilewright.loops.passes.load_and_use import pipelines
+from tilewright.loops.passes.load_and_use import Accesses, pipelines
 from tilewright.loops.passes.pipeline import pipeline as pipelined
 from tilewright.loops.passes.virtual_threads import is_virtual, virtual_threads
 from tilewright.loops.schedule.begin import begin
@@ -91,9 +91,12 @@ class Schedule:
         check_complete(nest)
         program = lower(nest, decisions or summary(self.trace), asynchronous=on_gpu)
         if nest.stages:
-            words = pipelines(program, dict(nest.stages))
-            program = (pipelined if on_gpu else double_buffered)(program, dict(nest.stages))
-            program = replace(program, decisions=f"{program.decisions}; {words}")
+            known, stages = Accesses(program), dict(nest.stages)
+            made = pipelined(known, stages) if on_gpu else double_buffered(known, stages)
+            # Without a pipeline, its tiles are stored, and nothing waits for copies.
+            plain = lower(replace(nest, stages=()), program.decisions, asynchronous=True) if on_gpu else None
+            words = f"{program.decisions}; {pipelines(known, stages)}"
+            program = replace(made, decisions=words, unpipelined=plain)
         if is_virtual(program.body):
             program = virtual_threads(program)
         verify_program(program, scopes)

@@ -30,6 +30,7 @@ def pipeline(nest: Nest, tensor: str, stages: int, capacity: int | None = None) 
           ... t[..] ...                 ->       t[(k + 2) % 3] = x[k + 2, ..]     (asynchronously)
                                                  ... t[k % 3] ...
 
+    A loop that only runs this one is counted with it: its next iteration is copied ahead, too.
     Needs: a stage that only copies (`cache_read`), inside a sequential loop that it is filled in again and again
     (`compute_at`), with at least `stages - 1` iterations, and `capacity` bytes of memory for all stages. Tiles of one
     loop and memory have the same number of stages. A computation belongs to where the tile is used, because a store
@@ -53,9 +54,10 @@ def pipeline(nest: Nest, tensor: str, stages: int, capacity: int | None = None) 
             f"pipeline: {tensor}: no sequential loop fills it again and again",
             remedy="compute_at places the copy inside the loop that uses it",
         )
-    if stages > loop.var.extent + 1:
+    iterations = _iterations(path, loop)
+    if stages > iterations + 1:
         raise PipelineError(
-            f"pipeline: {tensor}: {stages} stages, and loop {loop.name} has {loop.var.extent} iterations to fill them"
+            f"pipeline: {tensor}: {stages} stages, and loop {loop.name} has {iterations} iterations to fill them"
         )
     for name, count in nest.stages:
         other_path, other = find_leaf(nest, name)
@@ -111,6 +113,17 @@ def _loop(nest: Nest, path: Path, tile: Tile) -> Loop | None:
         if loop.kind in (Kind.SERIAL, Kind.UNROLL):
             return loop
     return None
+
+
+def _iterations(path: Path, loop: Loop) -> int:
+    """The iterations that a pipeline of the loop is counted over: also those of loops that do nothing but run it."""
+    found = loop.var.extent
+    outer = path[: next(number for number, each in enumerate(path) if each is loop)]
+    for each in reversed(outer):
+        if each.kind is not Kind.SERIAL or len(each.body) > 1:
+            break
+        found *= each.var.extent
+    return found
 
 
 def _check_capacity(nest: Nest, tensor: str, stages: int, capacity: int | None) -> None:

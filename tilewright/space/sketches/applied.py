@@ -14,7 +14,7 @@ from tilewright.space.sketches.sketch import Sketch, Values
 from tilewright.space.space import Config, Knob, Space
 from tilewright.space.template import Terms
 
-AHEAD = "ahead"  # a knob: how many iterations earlier what data name is prefetched
+AHEAD = "ahead"  # a knob: how many iterations ahead data-dependent addresses are prefetched
 ITERATIONS = (0, 4, 16)
 
 
@@ -35,7 +35,7 @@ class AppliedSketch:
 
     @cached_property
     def _gathers(self) -> bool:
-        """Whether data say what it loads: no hardware prefetcher finds that, so it is worth a knob of its own."""
+        """Whether it loads from data-dependent addresses: no hardware prefetcher follows them, so a knob does."""
         found = [load for _, leaf in leaves(self.sketch.start.nest.body) for load in te.loads(leaf.value)]
         return any(te.loads(index) for load in found for index in load.indices)
 

@@ -24,7 +24,7 @@ from tilewright.measure.check import relative_error
 from tilewright.space.sketches.cuda.block_reduction import BlockReduction
 from tilewright.space.sketches.cuda.tensorised import Tensorised
 from tilewright.space.sketches.cuda.tiled import Tiled
-from tilewright.space.template import GpuWork, Template
+from tilewright.space.template import GpuTerms, GpuWork, Template
 
 BOUNDS = {DType.F32: 1e-6, DType.F16: 1e-3, DType.BF16: 8e-3}
 
@@ -80,6 +80,28 @@ SMALL = {"bm": 16, "bn": 32, "wm": 16, "wn": 16, "bk": 32}
 def test_products_on_tensor_cores(case: Product, values: dict[str, object]) -> None:
     task = product_task(case)
     check(program_of(Tensorised(), task, **{**SMALL, **values}), task)
+
+
+def test_what_is_said_of_a_pipeline_is_what_the_program_and_the_model_have() -> None:
+    """A product of one step has no pipeline, and only a pipeline of both levels is fused."""
+    applied = Tensorised().apply(GpuWork(product_task(Product(32, 32, 64)), H200))
+    assert applied is not None
+    seen = set()
+    for config in applied.space.configs():
+        values = dict(config.values)
+        assert values["bk"] < 64 or values["stages"] == 1, "the next step does not exist"
+        kind = values["bk"], values["stages"], values["prefetch"], values["fused"]
+        if kind in seen:
+            continue
+        seen.add(kind)
+        program, terms = applied.program(config), applied.terms(config)
+        assert isinstance(program, Program) and isinstance(terms, GpuTerms) and terms.inner is not None
+        copies = [stmt for stmt in walk_stmts(program.body) if isinstance(stmt, Await) and stmt.pending > 0]
+        said = program.decisions.partition(";")[0]
+        assert (f"{values['stages']} stages" in said) == (terms.stages > 1), said
+        assert bool(copies) == (terms.stages > 2), said
+        assert ("fused" in said) == terms.inner.fused, said
+    assert {stages for _, stages, _, _ in seen} == {1, 2, 3}
 
 
 @pytest.mark.parametrize("transposed_b", [False, True])

@@ -20,7 +20,7 @@ from tilewright.loops.tiling import extent_of
 from tilewright.space.contraction import Factor
 from tilewright.te.index import divisor_of, simplify
 
-_TURNS = 8  # rows of which 16 bytes each are read at once
+_MASKS = 8  # rows of which 16 bytes each are read at once
 _BYTES, _MIN_BYTES = 16, 4  # maximum and minimum bytes of a copy
 
 
@@ -48,13 +48,13 @@ class Summed:
 
 @dataclass(frozen=True)
 class TileOperand:
-    """A factor as a matrix: the fused `walked` axes by the fused `k` axes. `may_turn`: its tiles may be
+    """A factor as a matrix: the fused `walked` axes by the fused `k` axes. `may_transpose`: its tiles may be
     transposed."""
 
     factor: Factor
     walked: tuple[te.Var, ...]
     k: tuple[te.Var, ...]
-    may_turn: bool = True
+    may_transpose: bool = True
 
     @cached_property
     def extent(self) -> int:
@@ -65,7 +65,7 @@ class TileOperand:
         """Whether rows run along the walked axes, because these are contiguous in memory and the reduction axes are
         not."""
         along, across = self.factor.stride(self.k[-1]), self.factor.stride(self.walked[-1])
-        return self.may_turn and along != 1 and across == 1
+        return self.may_transpose and along != 1 and across == 1
 
     @cached_property
     def is_across(self) -> bool:
@@ -171,17 +171,17 @@ class Fetched:
         if not self.swizzled:
             return first + column + more_columns
         wide = self.operand.most_lanes
-        chunk = te.call("xor", column // wide, self._turn(row))
+        chunk = te.call("xor", column // wide, self._chunk_mask(row))
         chunk = te.call("xor", chunk, te.as_index(more_columns) // wide)
         step = math.gcd(divisor_of(column), wide)  # alignment of indices within a chunk
         return first + chunk * wide + column // step % (wide // step) * step
 
-    def _turn(self, row: te.Expr) -> te.Expr:
+    def _chunk_mask(self, row: te.Expr) -> te.Expr:
         """The XOR mask between a row's chunk indices and their positions."""
         chunks = self.columns // self.operand.most_lanes
-        if chunks >= _TURNS:
-            return row % _TURNS
-        return row // (_TURNS // chunks) % chunks
+        if chunks >= _MASKS:
+            return row % _MASKS
+        return row // (_MASKS // chunks) % chunks
 
     def copies(self, thread: te.Var, start: te.Expr, step: te.Expr) -> Stmt:
         """The copies of tile `step`, whose walked axes begin at `start`; zeros beyond the edge."""

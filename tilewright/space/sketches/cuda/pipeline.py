@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from tilewright import te
 from tilewright.loops.ir import Await, Commit, For, Kind, Program, Stmt, block
-from tilewright.loops.passes.load_and_use import pipelines
-from tilewright.loops.passes.pipeline import pipeline
+from tilewright.loops.passes.load_and_use import Accesses, pipelines
+from tilewright.loops.passes.pipeline import planned
 from tilewright.loops.tiling import with_values
 from tilewright.space.sketches.cuda.fetch import Fetched
 
@@ -50,12 +50,12 @@ def pipelined(
     """The program with tiles in `stages` stages, and the register buffers of this name loaded a step ahead."""
     computed = [operand.name for operand in operands if operand.factor.value is not None]
     counts = dict.fromkeys(registers, REGISTER_STAGES)
-    if operands[0].summed.total > 1:
+    if stages > 1:
         counts |= {operand.name: stages for operand in operands}
-    made = pipeline(program, counts, fused=fused, synchronous=computed)
+    known = Accesses(program)
+    plan = planned(known, counts, fused=fused, synchronous=computed)
     words = [f"{stages} stages"] if stages > 1 else ["no pipeline"] if not registers else []
-    words += ["registers a step ahead" + (", fused" if fused and stages > 1 else "")] if registers else []
-    kept = pipelines(program, counts)
+    words += ["registers a step ahead" + (", fused" if plan.is_fused else "")] if registers else []
+    kept = pipelines(known, counts)
     decisions = f"{program.decisions}, {', '.join(words)}" + (f"; {kept}" if kept else "")
-    before = program if any(count > 1 for count in counts.values()) else None
-    return replace(made, decisions=decisions, unpipelined=before)
+    return replace(plan.program(), decisions=decisions, unpipelined=program if counts else None)

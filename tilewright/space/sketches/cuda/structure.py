@@ -18,7 +18,7 @@ from tilewright.space.sketches.cuda.blocks import BlockGrid
 from tilewright.space.sketches.cuda.fetch import Fetched, Summed, TileOperand
 from tilewright.space.space import Config, Space
 from tilewright.space.template import GpuTerms
-from tilewright.support.batch import Truth, Values, both, joined, narrowed
+from tilewright.support.batch import Truth, Values, both, joined, narrowed, select
 
 
 class Sizes(Protocol):
@@ -126,7 +126,9 @@ class InTiles(ABC, Generic[S]):
         kernel = self.structure(tiles)
         fits = (kernel.shared_bytes <= self.machine.shared_block) & (kernel.copied <= self.most_copies)
         fits = fits & (kernel.registers <= self.most_registers)
-        return fits & (tiles.stages <= 1 + kernel.summed.total)
+        total = kernel.summed.total
+        # A single step has no later one to load for.
+        return fits & (tiles.stages <= select(total > 1, 1 + total, 1))
 
     @staticmethod
     def _by_mapping(values: Values, asked: Callable[[Values], Any]) -> Any:

@@ -200,7 +200,7 @@ class TensorisedKernel(Structure[WarpTiles]):
             t.bk // t.instruction_k,
             select(t.prefetch, REGISTER_STAGES, 1),
             (t.wm + t.wn) * t.instruction_k * float(size),
-            t.fused,
+            t.fused & t.prefetch & (t.stages > 1),
         )
         grid = TileGrid(blocks.rows, blocks.columns, blocks.together, size * t.bm * t.bk, size * t.bn * t.bk)
         return GpuTerms(
@@ -240,11 +240,11 @@ class AppliedTensorised(InTiles[WarpTiles]):
     def __init__(
         self, work: TwoFactorContraction, mappings_found: list[Mapping], machine: GpuMachine
     ) -> None:
-        turn = work.dtype.bytes == 2  # whether loading transposes
+        may_transpose = work.dtype.bytes == 2  # as loading the fragments does
         read = [
             (
-                TileOperand(mapping.left, mapping.m, mapping.k, turn),
-                TileOperand(mapping.right, mapping.n, mapping.k, turn),
+                TileOperand(mapping.left, mapping.m, mapping.k, may_transpose),
+                TileOperand(mapping.right, mapping.n, mapping.k, may_transpose),
             )
             for mapping in mappings_found
         ]

@@ -243,7 +243,7 @@ class BlockRow:
 
     @property
     def picked(self) -> CutRow:
-        """By the partition, from predicted times."""
+        """By predicted times alone. The partition also keeps greedy chains unless another cut gains 5%."""
         return min(self.cuts, key=lambda row: row.priced)
 
 

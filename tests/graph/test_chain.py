@@ -108,7 +108,7 @@ def with_a_norm() -> Task:
         (with_a_computed_weight, "the weight of matmul 2 is computed in the chain"),
         (with_a_skip_connection, "the result of matmul 1 is read twice"),
         (with_a_skip_past_the_activation, "the result of matmul 1 is read twice"),
-        (with_a_norm, "softmax is neither a contraction nor elementwise"),
+        (with_a_norm, "softmax is not a GEMM, a convolution or elementwise"),
     ],
 )
 def test_other_tasks_are_refused_with_the_reason(make: Callable[[], Task], reason: str) -> None:

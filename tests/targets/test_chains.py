@@ -71,8 +71,81 @@ def test_a_window_after_a_convolution_is_not() -> None:
     assert "chain" not in kinds(cut(model, 32, 48, 56, 56))
 
 
-def test_an_intermediate_result_that_is_read_elsewhere_is_in_memory() -> None:
-    assert "chain" not in kinds(cut(TwoOutputs(), 16384, 256))
+def test_an_intermediate_result_that_is_an_output_is_in_memory() -> None:
+    found = cut(TwoOutputs(), 16384, 256)
+    assert "chain" not in kinds(found) and found.fusion is not None
+    (refused,) = found.fusion.refused
+    assert refused.reason == "the result between them is an output of the model"
+    assert refused.label == "matmul+add+relu+matmul+add+relu" and refused.output == "f16[16384,16]"
+    assert str(found.fusion) == "2 groups, the same as greedy fusion; 1 chain has no kernel"
+
+
+class ReadTwice(torch.nn.Module):
+    """Pairs of layers; a softmax reads the result between them too."""
+
+    def __init__(self, pairs: int) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(layers(64, 64) for _ in range(2 * pairs))
+
+    def forward(self, x: Any) -> Any:
+        read = []
+        for one, two in zip(self.layers[::2], self.layers[1::2], strict=True):
+            y = one(x)
+            read.append(torch.softmax(y, -1))
+            x = torch.softmax(two(y), -1)
+        return x, *read
+
+
+def test_chains_that_one_reason_excludes_are_one_row() -> None:
+    found = cut(ReadTwice(3), 16384, 64).fusion
+    assert found is not None
+    (refused,) = (each for each in found.refused if "read by other kernels too" in each.reason)
+    assert refused.calls == 6  # to the next layer and to a softmax, of each pair
+    assert refused.layers[0] == "layers.0.0"
+
+
+def test_a_rule_of_fusion_is_named() -> None:
+    """A window reads outside of the first result, so the padding between them has to be in memory."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(48, 48, 1), torch.nn.ReLU(), torch.nn.Conv2d(48, 48, 3, 1, 1))
+    found = cut(model, 32, 48, 56, 56).fusion
+    assert found is not None
+    reasons = [refused.reason for refused in found.refused]
+    assert "fusion rule: no padding of a contraction's or reduction's result" in reasons
+
+
+def test_a_chain_with_a_norm_is_refused_with_the_reason() -> None:
+    """Its candidate for one kernel would compute the norm in a kernel of its own."""
+    model = torch.nn.Sequential(torch.nn.LayerNorm(768), torch.nn.Linear(768, 2304))
+    found = cut(model, 197, 768)
+    assert len(found.calls) == 2 and found.fusion is not None
+    assert not found.fusion.considered
+    (refused,) = found.fusion.refused
+    assert refused.reason == "layer_norm is not a GEMM, a convolution or elementwise"
+
+
+def test_a_convolution_with_groups_is_named_as_one() -> None:
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(48, 48, 3, 1, 1, groups=48), torch.nn.ReLU(), torch.nn.Conv2d(48, 48, 1)
+    )
+    found = cut(model, 1, 48, 56, 56).fusion
+    assert found is not None
+    assert any("has 48 groups of channels, so it is not one GEMM" in each.reason for each in found.refused)
+
+
+def test_a_slow_default_program_is_no_alternative() -> None:
+    """Two convolutions that are added: only the default program computes both in one kernel."""
+
+    class Branches(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = (torch.nn.Conv2d(64, 64, 1) for _ in range(2))
+
+        def forward(self, x: Any) -> Any:
+            return torch.relu(self.one(torch.relu(x)) + self.two(x))
+
+    found = cut(Branches(), 32, 64, 56, 56).fusion
+    assert found is not None
+    assert all(group.label.count("conv") <= 1 for group in found.considered)
 
 
 def test_a_chain_that_does_not_fit_on_chip_is_refused_with_the_reason() -> None:
@@ -80,9 +153,11 @@ def test_a_chain_that_does_not_fit_on_chip_is_refused_with_the_reason() -> None:
     assert "chain" not in kinds(found)
     assert found.fusion is not None
     (refused,) = found.fusion.refused
-    assert "more than 256 columns" in refused.reason and refused.label.count("matmul") == 2
+    assert "GEMM 1 has 3072 columns" in refused.reason and refused.label.count("matmul") == 2
     assert refused.layers == ("0", "1", "2", "3")
-    assert str(refused).startswith("0 + 1 + 2 + 3, f16[512,768]: a product has more than 256 columns")
+    assert str(refused).startswith(
+        "0 + 1 + 2 + 3, f16[512,768]: GEMM 1 has 3072 columns; a block keeps at most 256 on chip"
+    )
 
 
 def test_without_a_predicted_gain_kernels_stay_separate() -> None:
@@ -125,7 +200,7 @@ def test_explain_shows_why_a_chain_was_not_fused() -> None:
     lines = str(explanation).splitlines()
     assert max(map(len, lines)) <= 80
     text = " ".join(" ".join(lines).split())
-    assert "unfused first + relu + second, f32[64,8]: the results between its products take at least" in text
+    assert "unfused first + relu + second, f32[64,8]: the results between its GEMMs take at least" in text
     (refused,) = explanation.to_dict()["fusion"]["refused"]
     assert refused["reason"].endswith("that a core keeps") and refused["calls"] == 1
 

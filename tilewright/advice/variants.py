@@ -11,7 +11,7 @@ from typing import Any
 
 from tilewright.graph.ir import Graph, Node, TensorType, input_node
 from tilewright.graph.op import Fusion, apply, op_of
-from tilewright.graph.ops.layouts import LAST, block_of, channels_of
+from tilewright.graph.ops.layouts import LAST, channels_of
 from tilewright.graph.task import Task
 
 # Side by side in the epilogue of a layer; the rest are only recognised.
@@ -195,11 +195,6 @@ def _changed(task: Task, rule: Callable[[Node, tuple[Node, ...]], Node | None]) 
         new[node] = rule(node, operands) or (replace(node, inputs=operands) if operands else node)
     graph = task.graph
     return Task(Graph(graph.inputs, tuple(new[node] for node in graph.outputs)), task.constants)
-
-
-def blocks_of(layer: VariedLayer) -> int:
-    """Channels per block of the layer's layout; 0 without blocks."""
-    return block_of(layer.anchor.attrs["layout"]) if layer.anchor.op == "conv" else 0
 
 
 def alternatives(layer: VariedLayer) -> Iterator[tuple[int, int]]:

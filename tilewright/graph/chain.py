@@ -53,7 +53,7 @@ def chain_of(task: Task) -> Chain | Refused:
     anchors = [node for node in nodes if node.op in CONTRACTIONS]
     for node in nodes:
         if node not in anchors and op_of(node.op).fusion not in (Fusion.ELEMENTWISE, Fusion.INJECTIVE):
-            return Refused(f"{node.op} is neither a contraction nor elementwise")
+            return Refused(f"{node.op} is not a GEMM, a convolution or elementwise")
     if len(anchors) < 2:
         return Refused("it has fewer than two contractions")
     level = _levels(nodes, anchors)

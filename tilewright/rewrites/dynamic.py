@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations
 
 from msgspec import structs
 
@@ -26,7 +27,7 @@ from tilewright.graph.task import Task
 from tilewright.rewrites import endings
 from tilewright.rewrites.fuse import Fused, Group
 from tilewright.rewrites.oracle import ExplainsRefusals, GroupCosts, Price
-from tilewright.rewrites.units import Unit, Units
+from tilewright.rewrites.units import Unit, Units, chained
 from tilewright.runtime.plan import FusionReport, GroupReport, PartReport, RefusedGroup
 from tilewright.support.layers import merged
 
@@ -136,10 +137,16 @@ class _Search:
         self._tasks: dict[object, Task] = {}
         self._prices: dict[object, Price | None] = {}
         self._refused: dict[object, RefusedGroup] = {}
+        self._explained: set[frozenset[int] | None] = {
+            None
+        }  # chains that are groups, or whose refusal is known
         self._notes: dict[str, None] = {}
         self.states = self.asked = 0
         self.single = [_Option((unit,), False, self._signature((unit,))) for unit in units.all]
         self.greedy = self._of_greedy(greedy)
+        for option in self.greedy:
+            numbers = (unit.number for unit in option.units if unit.contractions or unit.reductions)
+            self._explained.update(map(frozenset, combinations(numbers, 2)))
         taken = {option.bits for option in (*self.single, *self.greedy)}
         self.larger = []
         for unit in units.all:
@@ -149,8 +156,11 @@ class _Search:
                 signature = self._signature(group)
                 if self._is_legal(signature, group):
                     self.larger.append(_Option(group, False, signature))
-                elif sum(each.contractions for each in group) == 2:
-                    self._refuse(signature, group)
+                    self._explained.add(chained(group))
+                else:
+                    self._refuse(group)
+        for chain in units.refused:
+            self._refuse(chain.units, chain.reason)
         if only is not None:
             for option in (*self.single, *self.greedy, *self.larger):
                 option.is_legal = self._task(option.signature, option.units).key in only
@@ -214,18 +224,31 @@ class _Search:
     def _legal(self) -> dict[object, bool]:
         return {}
 
-    def _refuse(self, signature: object, units: Sequence[Unit]) -> None:
-        """Remember why two contractions have no kernel together. Larger groups that contain both add no information."""
+    def _refuse(self, units: Sequence[Unit], reason: str | None = None) -> None:
+        """Remember why a chain has no kernel; without a `reason`, the cost oracle may know one. The smallest group that
+        contains both parts of the chain is enough, and of chains with the same `reason` the first."""
+        pair = chained(units)
+        if pair in self._explained:
+            return
+        self._explained.add(pair)
+        signature = reason or self._signature(units)
         if signature in self._refused:
             found = self._refused[signature]
             self._refused[signature] = structs.replace(found, calls=found.calls + 1)
-        elif isinstance(self._costs, ExplainsRefusals) and len(self._refused) < MAX_REFUSED:
-            task = self._task(signature, units)
-            reason = self._costs.refusal(task)
-            if reason is not None:
-                self._refused[signature] = RefusedGroup(
-                    task.label, _shape(task), reason, layers=_layers(units)
-                )
+        elif len(self._refused) >= MAX_REFUSED:
+            self._notes[f"only {MAX_REFUSED} of the chains without a kernel are explained"] = None
+        else:
+            tasks = [self._unit_task(unit)[0] for unit in units]
+            if reason is None:
+                reason = self._explanation(signature, units)
+            label = "+".join(task.label for task in tasks)
+            self._refused[signature] = RefusedGroup(label, _shape(tasks[-1]), reason, layers=_layers(units))
+
+    def _explanation(self, signature: object, units: Sequence[Unit]) -> str:
+        found = None
+        if isinstance(self._costs, ExplainsRefusals):
+            found = self._costs.refusal(self._task(signature, units))
+        return found or "no template computes both in one kernel"
 
     def _ask(self, option: _Option) -> None:
         if option.signature not in self._prices:

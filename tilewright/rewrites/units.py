@@ -32,15 +32,21 @@ _IN_ORDER = ("reshape", "broadcast_to", "pad")  # movement that keeps neighbours
 
 @dataclass(frozen=True, eq=False)
 class Unit:
-    """Nodes that always share a kernel. Others read only `output`. `readers` are the units that read it, possibly
-    through views (`through`); None if it must be in memory, as an output of the graph or because it is read at an
+    """Nodes that always share a kernel. Others read only `output`. `read_by` are the units that read it, possibly
+    through views (`through`); `in_memory`: it must be in memory, as an output of the graph or because it is read at an
     offset."""
 
     number: int
     members: tuple[Node, ...]
     output: Node
-    readers: frozenset[int] | None
+    read_by: frozenset[int]
+    in_memory: bool
     through: tuple[Node, ...]
+
+    @property
+    def readers(self) -> frozenset[int] | None:
+        """The units that a group with this one must contain; None if no larger group may."""
+        return None if self.in_memory else self.read_by
 
     @cached_property
     def contractions(self) -> int:
@@ -143,6 +149,24 @@ def refused(units: Sequence[Unit]) -> str | None:
     return next((rule.name for rule in RULES if not rule.holds(units)), None)
 
 
+def chained(units: Sequence[Unit]) -> frozenset[int] | None:
+    """The numbers of the two units that make this group a chain: two with contractions, or one with a contraction and
+    one with a reduction. None if it is no such chain."""
+    contractions = [unit for unit in units if unit.contractions]
+    reductions = [unit for unit in units if unit.reductions and not unit.contractions]
+    pair = contractions if len(contractions) == 2 else [*contractions, *reductions]
+    is_chain = len(pair) == 2 and contractions and all(unit.contractions <= 1 for unit in contractions)
+    return frozenset(unit.number for unit in pair) if is_chain else None
+
+
+@dataclass(frozen=True)
+class RefusedChain:
+    """A chain that is not a group, and why."""
+
+    units: tuple[Unit, ...]
+    reason: str
+
+
 class Units:
     """All units of a graph, producers first, and the groups that they may form."""
 
@@ -159,6 +183,7 @@ class Units:
         need memory of their own. `cuts`: whether an epilogue may become a kernel of its own. `joins`: whether a
         reduction may later be fused into the contraction before it, once both are measured (`join_reductions.py`)."""
         self.note = ""  # which groups are not considered, and why
+        self.refused: list[RefusedChain] = []  # found by `groups`
         self._joins = joins
         self._users = graph.users()
         self._views, self._offsets = fused.views, fused.offsets
@@ -214,7 +239,7 @@ class Units:
                 elif self._holder[user] != number:
                     readers.add(self._holder[user])
         ordered = tuple(sorted(through, key=self.position.__getitem__))
-        return Unit(number, tuple(members), output, None if in_memory else frozenset(readers), ordered)
+        return Unit(number, tuple(members), output, frozenset(readers), in_memory, ordered)
 
     def group_of(self, nodes: Collection[Node]) -> tuple[Unit, ...] | None:
         """The units that consist of exactly these nodes, and views between them; None if they are not whole units."""
@@ -228,6 +253,7 @@ class Units:
         first = frozenset([output.number])
         seen = {first}
         waiting = [first]
+        outside: dict[int, frozenset[int]] = {}  # units that others read too, with the group that reads them
         for numbers in waiting:
             units = tuple(self.all[number] for number in sorted(numbers))
             if len(units) > 1 and not (self._joins and _is_joined_later(units)):
@@ -235,6 +261,7 @@ class Units:
             for number in self._operands(numbers):
                 readers = self.all[number].readers
                 if readers is None or not readers <= numbers:
+                    outside.setdefault(number, numbers)
                     continue
                 more = numbers | {number}
                 if more in seen:
@@ -245,8 +272,22 @@ class Units:
                     )
                     continue
                 seen.add(more)
-                if refused([self.all[each] for each in sorted(more)]) is None:
+                rule = refused([self.all[each] for each in sorted(more)])
+                if rule is None:
                     waiting.append(more)
+                else:
+                    self._refuse(more, f"fusion rule: {rule}")
+        inside = frozenset[int]().union(*waiting)
+        for number, numbers in outside.items():
+            if number not in inside:
+                is_kept = self.all[number].output in self._kept
+                why = "an output of the model" if is_kept else "read by other kernels too"
+                self._refuse(numbers | {number}, f"the result between them is {why}")
+
+    def _refuse(self, numbers: frozenset[int], reason: str) -> None:
+        units = tuple(self.all[number] for number in sorted(numbers))
+        if chained(units) is not None:
+            self.refused.append(RefusedChain(units, reason))
 
     def _operands(self, numbers: frozenset[int]) -> list[int]:
         """The units that a group reads."""
@@ -261,7 +302,7 @@ class Units:
     def operands_of(self) -> list[tuple[int, ...]]:
         found: list[list[int]] = [[] for _ in self.all]
         for unit in self.all:
-            for reader in sorted(unit.readers or ()):
+            for reader in sorted(unit.read_by):
                 found[reader].append(unit.number)
         return [tuple(each) for each in found]
 

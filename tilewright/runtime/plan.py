@@ -244,7 +244,7 @@ def _source(times: Sequence[GroupReport | PartReport]) -> str:
 
 
 class RefusedGroup(msgspec.Struct, frozen=True):
-    """Contractions in a chain that no kernel computes, and why."""
+    """Contractions and reductions in a chain that no kernel computes, and why."""
 
     label: str
     output: str
@@ -279,7 +279,9 @@ class FusionReport(msgspec.Struct, frozen=True):
         if self.partition == "greedy":
             return f"{self.groups} groups" + (f", {self.note}" if self.note else " by greedy fusion")
         if not self.considered and not self.note:
-            return f"{self.groups} groups, the same as greedy fusion; no other grouping has a kernel"
+            chains = "1 chain has" if len(self.refused) == 1 else f"{len(self.refused)} chains have"
+            why = f"; {chains} no kernel" if self.refused else ""
+            return f"{self.groups} groups, the same as greedy fusion{why}"
         gain = max(0.0, 1.0 - self.seconds / self.greedy_seconds) if self.greedy_seconds else 0.0
         text = (
             f"{self.groups} groups by dynamic programming, {self.greedy_groups} by greedy fusion; {self.changed}"

@@ -17,6 +17,7 @@ from tilewright.graph.task import Task
 from tilewright.hw import Machine
 from tilewright.rewrites.oracle import Price, measured_scale
 from tilewright.space.catalog import catalog
+from tilewright.space.decompositions.separate_prologue import NAME as SEPARATE_PROLOGUE
 from tilewright.space.space import Space
 from tilewright.space.template import Applied, Explaining, Work
 from tilewright.tune.choose import best_among
@@ -60,10 +61,13 @@ class PredictedCosts:
     # -- groups, for the partition by dynamic programming
 
     def can_compute(self, task: Task) -> bool:
-        """A contraction needs a template: the default program would be too slow to compare."""
+        """A contraction needs a template that fuses: the default program would be too slow to compare, and with a
+        separate prologue the kernels are those of two groups."""
         found = _prediction(task, self.machine, self.numerics)
         if _has_contraction(task):
-            return any(applied.space.first is not None for applied in found.applied)
+            unfused = (catalog(self.machine.kind).default.name, SEPARATE_PROLOGUE)
+            fusing = (applied for applied in found.applied if applied.space.template not in unfused)
+            return any(applied.space.first is not None for applied in fusing)
         return found.work.formula is not None
 
     def refusal(self, task: Task) -> str | None:

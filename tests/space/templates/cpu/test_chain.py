@@ -147,7 +147,10 @@ def batched() -> Task:
         (with_an_intermediate_that_is_read_twice, "the result of matmul 1 is read twice"),
         (batched, "batched"),
         (with_steps_that_leave_gaps, "the operand of relu+conv cannot be copied by blocks"),
-        (Chain(1, 8, 8, 8, 32, 16).task, "pad+conv+add+clamp is not a product of rows"),
+        (
+            Chain(1, 8, 8, 8, 32, 16).task,
+            "pad+conv+add+clamp is not a GEMM or a convolution with a constant weight",
+        ),
         (Case(64, (32, 32), dtype=F32).task, "fewer than two contractions"),
         (Case(64, (8, 40_000, 8), dtype=F32).task, "take at least 2560000 bytes for a block, of the"),
     ],

@@ -83,19 +83,19 @@ CONDITIONS = (
     ),
     Condition(
         lambda stage, one, two: type(one) is Gemm and type(two) is Gemm and not one.shared and not two.shared,
-        "its products are batched, or have groups or blocks of channels",
+        "its GEMMs are batched, or have groups or blocks of channels",
     ),
     Condition(
         lambda stage, one, two: all(_has_own_weight(gemm) for gemm in (one, two)),
-        "the weight of a product is not constant, or is read elsewhere too",
+        "the weight of a GEMM is not constant, or is read elsewhere too",
     ),
     Condition(
         lambda stage, one, two: isinstance(two.data, te.Load) and two.data.source == stage.source,
-        "the second product does not read the result of the first alone",
+        "the second GEMM does not read the result of the first alone",
     ),
     Condition(
         lambda stage, one, two: _reads_its_rows(one, two),
-        "the second product reads other rows than the block computes",
+        "the second GEMM reads other rows than the block computes",
     ),
 )
 
@@ -140,7 +140,7 @@ def chain_work(work: CpuWork) -> ChainWork | Refused:
     for stage in stages:
         gemm = gemm_of(stage.formula)
         if gemm is None or not gemm.rows:
-            return Refused(f"{stage.sub.task.label} is not a product of rows and a matrix")
+            return Refused(f"{stage.sub.task.label} is not a GEMM or a convolution with a constant weight")
         gemms.append(gemm)
     for stage, (one, two) in zip(stages[1:], pairwise(gemms), strict=True):
         for condition in CONDITIONS:
@@ -149,7 +149,7 @@ def chain_work(work: CpuWork) -> ChainWork | Refused:
     weights = {gemm.weight_load.source for gemm in gemms}
     read = [b for stage in stages for b in stage.formula.inputs if b in weights]
     if len(read) > len(weights) or len(weights) < len(gemms):
-        return Refused("the weight of a product is not constant, or is read elsewhere too")
+        return Refused("the weight of a GEMM is not constant, or is read elsewhere too")
     first = gemms[0]
     if coordinates(first) is None and not isinstance(first.data, te.Load):
         return Refused(f"the operand of {stages[0].sub.task.label} cannot be copied by blocks")
@@ -181,7 +181,7 @@ class RowBlockChain:
         if next(iter(applied.space.configs()), None) is None:
             least = min(applied.between_bytes(size) for size in applied.block_sizes)
             return (
-                f"the results between its products take at least {least} bytes for a block, of the {applied.room}"
+                f"the results between its GEMMs take at least {least} bytes for a block, of the {applied.room}"
                 " that a core keeps"
             )
         return None

@@ -92,7 +92,7 @@ class Condition:
 CONDITIONS = (
     Condition(
         lambda stage, one, two: not one.batch and not two.batch,
-        "its products are batched",
+        "its GEMMs are batched",
     ),
     Condition(
         lambda stage, one, two: one.dtype is two.dtype and one.dtype in _HALVES and _is_half(one.formula),
@@ -100,7 +100,7 @@ CONDITIONS = (
     ),
     Condition(
         lambda stage, one, two: two.a.source == stage.source and two.left_element is None,
-        "the second product does not read the first as its left operand",
+        "the second GEMM does not read the first as its left operand",
     ),
     Condition(
         lambda stage, one, two: (
@@ -113,15 +113,11 @@ CONDITIONS = (
             and linear(two.left.offset).constant == 0
             and _stores_rows(one)
         ),
-        "the second product reads other rows than the block computes",
+        "the second GEMM reads other rows than the block computes",
     ),
     Condition(
         lambda stage, one, two: isinstance(two.right, MatrixOperand) and not linear(two.right.offset).terms,
-        "the weight of the second product is computed",
-    ),
-    Condition(
-        lambda stage, one, two: max(one.sizes[1], two.sizes[1]) <= _WIDEST,
-        f"a product has more than {_WIDEST} columns, which a block cannot keep on chip",
+        "the weight of the second GEMM is computed",
     ),
 )
 
@@ -150,7 +146,12 @@ def chain_work(work: GpuWork) -> ChainWork | Refused:
     for stage in stages:
         found = matrix_work(stage.formula, False, matmul.multiplied(stage.sub.task))
         if found is None:
-            return Refused(f"{stage.sub.task.label} is not a product of matrices of 16-bit floats")
+            groups = max(node.attrs.get("groups", 1) for node in stage.sub.task.graph.nodes())
+            if groups > 1:
+                return Refused(
+                    f"{stage.sub.task.label} has {groups} groups of channels, so it is not one GEMM"
+                )
+            return Refused(f"{stage.sub.task.label} is not a GEMM of 16-bit floats")
         products.append(found)
     if any(product.packing is not None for product in products):
         return Refused("it does not multiply 16-bit floats throughout")
@@ -158,6 +159,11 @@ def chain_work(work: GpuWork) -> ChainWork | Refused:
         for condition in CONDITIONS:
             if not condition.holds(stage, one, two):
                 return Refused(condition.reason)
+    for number, product in enumerate(products, 1):
+        if product.sizes[1] > _WIDEST:
+            return Refused(
+                f"GEMM {number} has {product.sizes[1]} columns; a block keeps at most {_WIDEST} on chip"
+            )
     inputs: dict[str, Buffer] = {
         buffer.name: buffer for stage in stages for buffer in stage.formula.inputs if buffer != stage.source
     }

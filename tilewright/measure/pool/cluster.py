@@ -31,7 +31,7 @@ from typing import Any
 from tilewright import knobs
 from tilewright.errors import MissingDependencyError, OptionError, PoolError
 from tilewright.hw import host
-from tilewright.measure.pool.workers import NAMESPACE, Workers
+from tilewright.measure.pool.workers import NAMESPACE, Workers, answers
 from tilewright.support.process import import_folders
 
 PORT = 6379
@@ -482,11 +482,7 @@ def _listens(address: str) -> bool:
         raise PoolError(
             f"{address!r} is not the address of a pool", remedy="use HOST:PORT, as `pool up` printed it"
         )
-    try:
-        with socket.create_connection((ip, int(port)), timeout=2):
-            return True
-    except OSError:
-        return False
+    return answers(address, 0.0)
 
 
 def _check_port(ip: str, port: int) -> None:

@@ -215,6 +215,10 @@ class Workers:
             if w.is_timer and machine in (None, w.machine) and self._label in ("", w.hello.label)
         ]
 
+    def calibration(self, machine: str) -> str:
+        """What a node measured of such a machine; "" if none is calibrated."""
+        return next((w.hello.calibration for w in self.timers(machine) if w.hello.calibration), "")
+
     def choose(self, label: str | None) -> str:
         """Use only timers of this device, and return its description. Raises PoolError if no machine has it. If
         machines of one label differ, the most frequent kind is taken; `label#variant` names one."""

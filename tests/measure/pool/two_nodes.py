@@ -8,6 +8,7 @@ pseudo-device; everything else is real.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -21,7 +22,6 @@ from typing import Any
 import psutil
 
 from tests.faults.candidates import product
-from tests.measure.pool import stranger
 from tilewright.errors import PoolError
 from tilewright.hw import host
 from tilewright.measure.pool import cluster
@@ -61,6 +61,13 @@ def listening() -> list[tuple[str, int]]:
     return sorted(found)
 
 
+def strangers(ports: list[int]) -> dict[int, dict[str, dict[str, str]]]:
+    """The answers of ports to requests without the token."""
+    from tests.measure.pool import stranger
+
+    return {port: {"grpc": stranger.grpc_codes(port), "http": stranger.http_codes(port)} for port in ports}
+
+
 def without_a_node_here(address: str) -> str:
     """The error of a driver on a machine that has no node of the pool."""
     from ray._private import services
@@ -98,9 +105,7 @@ def main() -> None:
         address = cluster.up(share, free_port())
         cluster.join(share, address)
         ports = listening()
-        refused = {
-            port: {"grpc": stranger.grpc_codes(port), "http": stranger.http_codes(port)} for _, port in ports
-        }
+        refused = strangers([port for _, port in ports]) if importlib.util.find_spec("grpc") else {}
         elsewhere = without_a_node_here(address)
         with cluster.connected(address, cluster.read_token(address)):
             workers = Workers()

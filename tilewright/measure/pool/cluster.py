@@ -210,6 +210,7 @@ def _environment(token: str) -> dict[str, str]:
         # which Ray kills it and starts another. Nor is any process started that no actor needs.
         "RAY_worker_register_timeout_seconds": f"{_START_SECONDS:.0f}",
         "RAY_raylet_start_wait_time_s": f"{_START_SECONDS:.0f}",
+        "RAY_agent_register_timeout_ms": f"{1000 * _START_SECONDS:.0f}",
         "RAY_enable_worker_prestart": "0",
         "RAY_worker_niceness": "0",  # a timing gives way to other processes no more than a local one does
         "RAY_prestart_worker_first_driver": "0",

@@ -324,7 +324,8 @@ def _refused(address: str, error: Exception) -> PoolError:
         )
     return PoolError(
         f"the pool {address} refuses this process: {said}",
-        remedy="give the token of that pool: --token-file FILE; and let Ray's versions agree",
+        remedy="give the token of that pool: --token-file FILE; let Ray's versions agree; and set RAY_USE_TLS and its"
+        " certificates here if the nodes have them",
     )
 
 

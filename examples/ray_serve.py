@@ -6,6 +6,8 @@
 
 A request is one row: an array without the batch axis, as a .npy file. The artifact has a variant for each batch size
 that it was saved with; concurrent requests are joined into the next larger of them. docs/serving.md explains it.
+
+Without `--ray` it starts Ray on loopback with a token of its own; docs/serving.md says what listens elsewhere.
 """
 
 from __future__ import annotations
@@ -13,11 +15,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import io
+import os
+import secrets
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+os.environ.setdefault("RAY_AUTH_MODE", "token")  # the default since Ray 2.59, which is read at the import
 import ray
 from ray import serve
 from starlette.requests import Request
@@ -26,6 +32,7 @@ from starlette.responses import Response
 import tilewright
 from tilewright.dtypes import DType
 
+LOOPBACK = "127.0.0.1"
 MAX_BYTES = 64 << 20  # of one request
 MAX_BATCH = 64
 WAIT_SECONDS = 0.002  # for further requests, once there is one
@@ -145,10 +152,24 @@ class Model:
         return Response(file.getvalue(), media_type="application/octet-stream")
 
 
+def connect(address: str = "local", **options: Any) -> None:
+    """Connect to a Ray cluster; "local": to one of its own. Ray would listen at this machine's address in the network,
+    also for a cluster of one machine."""
+    if address == "local":
+        from ray._private import services
+
+        services.get_node_ip_address = lambda address=None: LOOPBACK
+        os.environ.setdefault(
+            "RAY_AUTH_TOKEN", secrets.token_hex(32)
+        )  # Ray's own file can be read by all users
+        options = {"include_dashboard": False, "_node_ip_address": LOOPBACK, **options}
+    ray.init(address, log_to_driver=False, **options)
+
+
 def start(path: str, port: int, *, replicas: int = 1, threads: int = 1, trusted: str | None = None) -> None:
     """Serve an artifact on loopback. Called again with another one, it is taken up in every replica; a file that was
     replaced is taken up by itself."""
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    serve.start(http_options={"host": LOOPBACK, "port": port})
     config = {"artifact": str(path)}
     options = {"num_replicas": replicas, "user_config": config, "max_ongoing_requests": 256}
     deployment = Model.options(**options)  # type: ignore[attr-defined]
@@ -166,7 +187,7 @@ def main() -> None:
     )
     parser.add_argument("--trusted", help="a file with the key that artifacts are signed with")
     options = parser.parse_args()
-    ray.init(options.ray, log_to_driver=False)
+    connect(options.ray)
     start(
         options.model,
         options.port,

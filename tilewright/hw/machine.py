@@ -6,6 +6,7 @@ kind (candidates, code generation, timing, cost) is looked up by that name, in o
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, ClassVar, Protocol
 
@@ -49,10 +50,17 @@ def machine_of(described: dict[str, Any]) -> Machine:
     version."""
     for kind in KINDS.values():
         try:
-            found: Machine = msgspec.convert(described, kind)
+            found = msgspec.convert(described, kind)
         except msgspec.ValidationError:
             continue
-        return found
+        # A rate that was written as a whole number stays one: keys of equal machines are fingerprints of such text.
+        whole = {
+            name: value
+            for name, value in described.items()
+            if type(value) is int and type(getattr(found, name)) is float
+        }
+        machine: Machine = replace(found, **whole)
+        return machine
     raise ValueError("this is the description of no kind of machine that this version knows")
 
 

@@ -113,10 +113,13 @@ def _file(key: str) -> Path:
 
 def stored(machine: CpuMachine) -> Calibration | None:
     found = kept_at(machine_key(machine), Calibration)
-    if found is None:
-        return None
+    return found if found is not None and is_of(found, machine) else None
+
+
+def is_of(found: Calibration, machine: CpuMachine) -> bool:
+    """Whether it was measured on such a machine, by this version, and is plausible."""
     current = found.version == VERSION and found.machine == machine_key(machine) and found.measured
-    return found if current and found.sensible else None
+    return current and found.sensible
 
 
 def keep(machine: CpuMachine, calibration: Calibration) -> None:

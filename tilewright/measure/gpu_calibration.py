@@ -60,8 +60,16 @@ def _key(machine: GpuMachine) -> str:
 
 def stored(machine: GpuMachine) -> GpuCalibration | None:
     found = kept_at(_key(machine), GpuCalibration)
-    current = found is not None and found.version == VERSION and found.card == _key(machine)
-    return found if found is not None and current and found.is_sensible else None
+    return found if found is not None and is_of(found, machine) else None
+
+
+def is_of(found: GpuCalibration, machine: GpuMachine) -> bool:
+    """Whether it was measured on such a GPU, by this version, and is plausible."""
+    return found.version == VERSION and found.card == _key(machine) and found.is_sensible
+
+
+def keep(machine: GpuMachine, calibration: GpuCalibration) -> None:
+    keep_at(_key(machine), calibration)
 
 
 def rated(machine: GpuMachine) -> GpuMachine:
@@ -87,7 +95,7 @@ def calibrate(machine: GpuMachine, device: Device) -> GpuCalibration:
     copy = 4.0 * _COPIED / seconds
     products = 2.0 * _SIZE**3 / _seconds(_product(machine), machine, device)
     result = GpuCalibration(VERSION, _key(machine), copy, products)
-    keep_at(_key(machine), result)
+    keep(machine, result)
     return result
 
 

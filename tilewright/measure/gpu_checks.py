@@ -108,6 +108,13 @@ extern "C" __global__ void tw_disturb(u64* data, u64 words, u64 rounds) {
   }
 }
 
+// A chain of FMAs in registers: its time follows the clock alone. Nothing is stored; the compiler does not know that.
+extern "C" __global__ void tw_reference(float* out, u64 rounds) {
+  float value = threadIdx.x;
+  for (u64 round = 0; round < rounds; ++round) value = value * 0.999f + 1e-3f;
+  if (value < 0.0f) out[0] = value;
+}
+
 // table: (address, bytes) of each guard.
 extern "C" __global__ void tw_touched(const u64* table, u64 count, u64 byte, u64* found) {
   for (u64 guard = blockIdx.x; guard < count; guard += gridDim.x) {
@@ -120,7 +127,8 @@ extern "C" __global__ void tw_touched(const u64* table, u64 count, u64 byte, u64
 
 
 @lru_cache(maxsize=4)
-def _functions(ordinal: int) -> dict[str, CudaFunction]:
+def gpu_functions(ordinal: int) -> dict[str, CudaFunction]:
+    """Tilewright's own kernels for measuring, on one GPU."""
     device = Device(ordinal)
     capability = device.capability
     key = fingerprint("checks", _SOURCE, capability, toolchain.version())
@@ -131,7 +139,7 @@ def _functions(ordinal: int) -> dict[str, CudaFunction]:
         cache.put(key, msgspec.msgpack.encode(compiled))
     else:
         compiled = msgspec.msgpack.decode(found, type=Compiled)
-    names = ("tw_compare", "tw_gather", "tw_differing", "tw_touched", "tw_disturb")
+    names = ("tw_compare", "tw_gather", "tw_differing", "tw_touched", "tw_disturb", "tw_reference")
     return {name: device.load(compiled.cubin, name) for name in names}
 
 
@@ -155,7 +163,7 @@ class Checks:
 
     def __init__(self, ordinal: int) -> None:
         self._device = Device(ordinal)
-        self._functions = _functions(ordinal)
+        self._functions = gpu_functions(ordinal)
         self._counts = self._device.block(6 * 8)
 
     def clear(self) -> None:
@@ -226,7 +234,7 @@ class Disturbance:
 
     def __init__(self, ordinal: int) -> None:
         self._device = Device(ordinal)
-        self._function = _functions(ordinal)["tw_disturb"]
+        self._function = gpu_functions(ordinal)["tw_disturb"]
         self._sms = self._device.attribute("MULTIPROCESSOR_COUNT")
         self._bytes = 2 * self._device.attribute("L2_CACHE_SIZE")
         self._data = self._device.block(self._bytes)

@@ -25,6 +25,7 @@ import numpy as np
 from tilewright.dtypes import DType
 from tilewright.errors import DeviceError
 from tilewright.measure.gpu_checks import Checks, Disturbance, Uploaded, guard_table
+from tilewright.measure.gpu_reference import GpuReference
 from tilewright.measure.kernels import packed
 from tilewright.measure.single import Built, KernelRun, plan_of
 from tilewright.measure.timing import (
@@ -95,6 +96,7 @@ class GpuTimer:
         self._device = Device(task.device)
         self._disturbance = Disturbance(task.device)
         self._checks = Checks(task.device)
+        self._reference = GpuReference(task.device)
         self._cases = [_CardCase(case, self._device, self._checks) for case in validation.cases]
         self._by_digest: OrderedDict[str, _Candidate] = OrderedDict()
         self._numbered: dict[int, str] = {}
@@ -116,11 +118,13 @@ class GpuTimer:
         with self._failing():
             run = self._timed(number)
             times = Times(best)
+            before = self._reference.seconds()
             begin = time.perf_counter()
             while not times.suffice(time.perf_counter() - begin):
                 self._heartbeat(True)
-                times.add(run(), 1.0, True)
-            return times.result()
+                times.add(run(), before, True)
+            reference = (before + self._reference.seconds()) / 2
+            return msgspec.structs.replace(times.result(), reference=reference)
 
     def race(self, numbers: Sequence[int], seconds: float) -> tuple[tuple[float, ...], ...]:
         with self._failing():

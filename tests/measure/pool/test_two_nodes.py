@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -33,6 +34,23 @@ def test_a_pool_of_two_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert (found["nodes"], found["timers"], found["builders"]) == (2, 2, 2)
     assert found["network"] != can_remove_network()
     assert found["listening"] and set(found["listening"]) <= {"127.0.0.1", "::1"}
+    assert "no node of the pool" in found["elsewhere"] and "--device none --builders 0" in found["elsewhere"]
+    if importlib.util.find_spec("grpc"):  # which the extra `serve` brings
+        refuse_strangers(found["strangers"])
     assert len(found["measured"]) == 6 and all(found["measured"])
     assert found["on"] == 2  # both nodes had work
     assert found["after a timer was killed"] == found["measured"]
+    assert found["given again"] >= 1
+
+
+def refuse_strangers(ports: dict[str, dict[str, dict[str, str]]]) -> None:
+    """Every port asks for the token; those of Ray's metrics, which not all installations have, show counts."""
+    for port, answers in ports.items():
+        codes = set(answers["grpc"].values())
+        assert answers["grpc"] or answers["http"], port
+        assert not codes or "UNAUTHENTICATED" in codes, (port, answers["grpc"])
+        assert codes <= {"UNAUTHENTICATED", "UNIMPLEMENTED"}, (port, answers["grpc"])
+        assert set(answers["http"].values()) <= {"401", "405", "metrics"}, (port, answers["http"])
+    assert (
+        sum(bool(answers["grpc"]) for answers in ports.values()) >= 7
+    )  # the first node's, and of each node three

@@ -8,22 +8,26 @@ pseudo-device; everything else is real.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
 import socket
 import sys
+import threading
+import time
 from random import Random
 from typing import Any
 
 import psutil
 
 from tests.faults.candidates import product
+from tilewright.errors import PoolError
 from tilewright.hw import host
 from tilewright.measure.pool import cluster
 from tilewright.measure.pool.cluster import Device, Share
 from tilewright.measure.pool.driver import PoolRunner
-from tilewright.measure.pool.workers import Workers
+from tilewright.measure.pool.workers import Worker, Workers
 from tilewright.measure.trial import TaskJob
 from tilewright.space.candidates import Candidates
 from tilewright.space.template import Work
@@ -45,16 +49,51 @@ def small_model() -> tuple[Any, tuple[Any, ...]]:
     return torch.nn.Linear(24, 16).eval(), (torch.randn(8, 24),)
 
 
-def listening() -> list[str]:
-    """The addresses at which the processes of this user's nodes listen."""
+def listening() -> list[tuple[str, int]]:
+    """The addresses and ports at which the processes of this user's nodes listen."""
     nodes = [psutil.Process(node["pid"]) for node in cluster.nodes_here().values()]
     processes = [each for node in nodes for each in (node, *node.children(recursive=True))]
     found = set()
     for process in processes:
         for connection in process.net_connections("inet"):
             if connection.status == psutil.CONN_LISTEN:
-                found.add(connection.laddr.ip.removeprefix("::ffff:"))
+                found.add((connection.laddr.ip.removeprefix("::ffff:"), connection.laddr.port))
     return sorted(found)
+
+
+def strangers(ports: list[int]) -> dict[int, dict[str, dict[str, str]]]:
+    """The answers of ports to requests without the token."""
+    from tests.measure.pool import stranger
+
+    return {port: {"grpc": stranger.grpc_codes(port), "http": stranger.http_codes(port)} for port in ports}
+
+
+def without_a_node_here(address: str) -> str:
+    """The error of a driver on a machine that has no node of the pool."""
+    from ray._private import services
+
+    found, services.find_node_ids = services.find_node_ids, set
+    try:
+        with cluster.connected(address, cluster.read_token(address)):
+            return ""
+    except PoolError as error:
+        return str(error)
+    finally:
+        services.find_node_ids = found
+
+
+def kill_at_work(runner: PoolRunner, worker: Worker) -> threading.Thread:
+    """Kill a timer as soon as it has a trial, which it cannot answer because it was stopped before."""
+    os.kill(worker.hello.pid, signal.SIGSTOP)
+
+    def kill() -> None:
+        while not any(attempt.worker.name == worker.name for attempt in list(runner._running.values())):
+            time.sleep(0.01)
+        os.kill(worker.hello.pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=kill, daemon=True)
+    thread.start()
+    return thread
 
 
 def main() -> None:
@@ -65,7 +104,9 @@ def main() -> None:
     try:
         address = cluster.up(share, free_port())
         cluster.join(share, address)
-        addresses = listening()
+        ports = listening()
+        refused = strangers([port for _, port in ports]) if importlib.util.find_spec("grpc") else {}
+        elsewhere = without_a_node_here(address)
         with cluster.connected(address, cluster.read_token(address)):
             workers = Workers()
             workers.refresh()
@@ -74,8 +115,9 @@ def main() -> None:
                 first = runner.measure(job, configs)
                 runner.acknowledge(job, first)
                 nodes = {device.rpartition(" on ")[2] for device in runner.use}
-                os.kill(timers[0].hello.pid, signal.SIGKILL)
+                killer = kill_at_work(runner, timers[0])
                 second = runner.measure(job, configs)
+                killer.join()
                 again = runner.given_again
             print(
                 json.dumps(
@@ -84,7 +126,9 @@ def main() -> None:
                         "timers": len(timers),
                         "builders": len(builders),
                         "network": any(timer.hello.network for timer in timers),
-                        "listening": addresses,
+                        "listening": sorted({ip for ip, _ in ports}),
+                        "strangers": refused,
+                        "elsewhere": elsewhere,
                         "measured": [each.seconds for each in first],
                         "on": len(nodes),
                         "after a timer was killed": [each.seconds for each in second],

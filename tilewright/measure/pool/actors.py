@@ -31,6 +31,7 @@ from tilewright.measure.jobs import Job
 from tilewright.measure.kernel_build import BuildKernel
 from tilewright.measure.kernel_job import DataFile, Grid3, KernelJob
 from tilewright.measure.measurement import Measurement
+from tilewright.measure.pool import calibrations
 from tilewright.measure.pool.turns import DeviceGate, FairTurns, Requests, Stopwatch, starting
 from tilewright.measure.pool.wire import (
     BuildAnswer,
@@ -84,7 +85,9 @@ class _Worker:
                 stack.enter_context(self._turns.turn(user))
             yield
 
-    def _introduced(self, label: str = "", machine: str = "", pseudo: bool = False) -> bytes:
+    def _introduced(
+        self, label: str = "", machine: str = "", pseudo: bool = False, calibration: str = ""
+    ) -> bytes:
         """The reply to a greeting, as a Hello."""
         hello = Hello(
             self._node,
@@ -97,6 +100,7 @@ class _Worker:
             label,
             machine,
             pseudo,
+            calibration,
             not can_remove_network(),
         )
         return encode(hello)
@@ -171,7 +175,8 @@ class Timer(_Worker):
         self._answers: OrderedDict[str, bytes] = OrderedDict()  # found, and not yet acknowledged
 
     def hello(self) -> bytes:
-        return self._introduced(self._label, self._machine, bool(self._timing))
+        measured = "" if self._timing else calibrations.stored(self._machine)
+        return self._introduced(self._label, self._machine, bool(self._timing), measured)
 
     def acknowledge(self, trials: list[str]) -> None:
         """Forget these answers: the driver has written them to disk."""

@@ -31,7 +31,7 @@ from typing import Any
 from tilewright import knobs
 from tilewright.errors import MissingDependencyError, OptionError, PoolError
 from tilewright.hw import host
-from tilewright.measure.pool.workers import NAMESPACE, Workers
+from tilewright.measure.pool.workers import NAMESPACE, Workers, answers
 from tilewright.support.process import import_folders
 
 PORT = 6379
@@ -39,9 +39,12 @@ LOOPBACK = "127.0.0.1"
 _START_SECONDS = (
     300.0  # for a node, or for one of its workers, to start while its process lives: machines are busy
 )
+_LOOK_SECONDS = 30.0  # for the first node to list the others
 _STOP_SECONDS = 5.0  # for a node to say goodbye; then what still runs is killed
 _STORE_BYTES = 256 << 20
 _TOKEN_BYTES = 32
+# Ray's defaults are fixed ports, which nodes of one machine would share, and which `--port` could not be among.
+_ANY_PORTS = ("--dashboard-agent-listen-port=0", "--min-worker-port=0", "--max-worker-port=0")
 
 
 @dataclass(frozen=True)
@@ -165,6 +168,7 @@ def _start(arguments: list[str], share: Share, listen: str, address: str, token:
     command = [
         *arguments,
         "--block",
+        *_ANY_PORTS,
         f"--node-ip-address={listen}",
         f"--node-name={name}",
         f"--num-cpus={max(1, count)}",
@@ -206,6 +210,7 @@ def _environment(token: str) -> dict[str, str]:
         # which Ray kills it and starts another. Nor is any process started that no actor needs.
         "RAY_worker_register_timeout_seconds": f"{_START_SECONDS:.0f}",
         "RAY_raylet_start_wait_time_s": f"{_START_SECONDS:.0f}",
+        "RAY_agent_register_timeout_ms": f"{1000 * _START_SECONDS:.0f}",
         "RAY_enable_worker_prestart": "0",
         "RAY_worker_niceness": "0",  # a timing gives way to other processes no more than a local one does
         "RAY_prestart_worker_first_driver": "0",
@@ -246,7 +251,7 @@ def connected(
                 try:
                     _init(address)
                     break
-                except (ConnectionError, RuntimeError, ValueError) as error:
+                except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
                     ray.shutdown()
                     if time.monotonic() > deadline:
                         raise (_late(error) if process is not None else _refused(address, error)) from None
@@ -271,6 +276,8 @@ def _init(address: str) -> None:
         from ray._private import services
 
         services.get_node_ip_address = lambda address=None: LOOPBACK
+    if not _has_node_here(address):
+        raise _NoNodeHere(address)
     ray.init(
         address=address,
         namespace=NAMESPACE,
@@ -278,6 +285,21 @@ def _init(address: str) -> None:
         logging_level=logging.ERROR,
         configure_logging=False,
     )
+
+
+class _NoNodeHere(ConnectionError):
+    """No node of this pool runs on this machine. Ray connects a driver only through one, and waits a minute for it."""
+
+
+def _has_node_here(address: str) -> bool:
+    from ray._private import services
+    from ray._raylet import GcsClient
+    from ray.core.generated.gcs_pb2 import GcsNodeInfo
+
+    nodes = GcsClient(address=address).get_all_node_info(
+        timeout=_LOOK_SECONDS, state_filter=GcsNodeInfo.GcsNodeState.ALIVE
+    )
+    return not services.find_node_ids().isdisjoint(each.hex() for each in nodes)
 
 
 def _late(why: object) -> PoolError:
@@ -288,7 +310,13 @@ def _late(why: object) -> PoolError:
 
 
 def _refused(address: str, error: Exception) -> PoolError:
-    said = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if isinstance(error, _NoNodeHere):
+        return PoolError(
+            f"no node of the pool {address} runs on this machine, and Ray connects only through one",
+            remedy=f"let this machine join, without work for it: tilewright pool join {address}"
+            " --device none --builders 0",
+        )
+    said = str(error).splitlines()[0].partition(". ")[0] if str(error) else type(error).__name__
     if "version" in str(error).lower():
         return PoolError(
             f"the pool {address} runs another version: {said}",
@@ -296,7 +324,8 @@ def _refused(address: str, error: Exception) -> PoolError:
         )
     return PoolError(
         f"the pool {address} refuses this process: {said}",
-        remedy="give the token of that pool: --token-file FILE; and let Ray's versions agree",
+        remedy="give the token of that pool: --token-file FILE; let Ray's versions agree; and set RAY_USE_TLS and its"
+        " certificates here if the nodes have them",
     )
 
 
@@ -455,11 +484,7 @@ def _listens(address: str) -> bool:
         raise PoolError(
             f"{address!r} is not the address of a pool", remedy="use HOST:PORT, as `pool up` printed it"
         )
-    try:
-        with socket.create_connection((ip, int(port)), timeout=2):
-            return True
-    except OSError:
-        return False
+    return answers(address, 0.0)
 
 
 def _check_port(ip: str, port: int) -> None:

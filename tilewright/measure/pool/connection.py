@@ -14,7 +14,6 @@ import contextlib
 import getpass
 import hashlib
 import hmac
-import os
 import socket
 import threading
 import warnings
@@ -26,7 +25,7 @@ from tilewright.errors import OptionError
 from tilewright.hw.cpu import CpuMachine
 from tilewright.hw.gpu import GpuMachine
 from tilewright.hw.machine import from_text
-from tilewright.measure.pool import cluster
+from tilewright.measure.pool import calibrations, cluster
 from tilewright.measure.pool.driver import DeviceUse, PoolRunner
 from tilewright.measure.pool.workers import Workers
 from tilewright.support.trace import Trace
@@ -68,7 +67,7 @@ class PoolDevice:
         if not isinstance(found, CpuMachine | GpuMachine):
             raise OptionError(f"models are not compiled for a {found.kind} in a pool")
         self.machine: CpuMachine | GpuMachine = found
-        self._user = f"{_user()}/{os.getpid()}"
+        self._user = _user()  # all drivers of a user share that user's turns
         self.use: dict[str, DeviceUse] = {}
         self.given_again = 0
 
@@ -118,6 +117,7 @@ class Session:
         for name, reason in workers.refresh().items():
             warnings.warn(f"{name} is not used: {reason}", RuntimeWarning, stacklevel=3)
         machine = workers.choose(label)
+        calibrations.keep(machine, workers.calibration(machine))
         while workers.warnings:
             warnings.warn(workers.warnings.pop(0), RuntimeWarning, stacklevel=3)
         return PoolDevice(workers, machine, self._over, trace, seconds, self._seed)

@@ -34,6 +34,7 @@ class Hello(msgspec.Struct, frozen=True):
     label: str = ""  # of the device, such as "cpu:znver4"; "" for a builder
     machine: str = ""  # the device's description, as `hw.machine.to_text` writes it
     pseudo: bool = False  # a stand-in for a device: its times are not those of a machine
+    calibration: str = ""  # of the device's machine, as JSON; "" if it was not calibrated
     network: bool = True  # whether what it runs can reach a network
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import platform
+import socket
 import time
 from collections import Counter, deque
 from dataclasses import dataclass
@@ -26,7 +27,26 @@ _HELLO_SECONDS = 30.0  # for those who are there to answer a greeting
 _START_SECONDS = 180.0  # for one that is just starting, perhaps beside others
 _CLOCK_SECONDS = 60.0  # by which a node's clock may be off
 _PAUSE, _MAX_PAUSE = 1.0, 60.0  # seconds without work after trouble: at first, at most
+_CONNECT_SECONDS = 2.0  # for one connection to the first node
 _REMEMBERED = 512  # times of the reference kernel
+
+
+_GONE_SECONDS = 20.0  # without an answer from the first node; Ray ends a driver after 60
+
+
+def answers(address: str, patience: float) -> bool:
+    """Whether something listens at HOST:PORT. It may be busy for so many seconds; a refusal is final."""
+    host, _, port = address.rpartition(":")
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            with socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS):
+                return True
+        except ConnectionRefusedError:
+            return False
+        except OSError:
+            if time.monotonic() > deadline:
+                return False
 
 
 class LostObject(Exception):
@@ -195,6 +215,10 @@ class Workers:
             if w.is_timer and machine in (None, w.machine) and self._label in ("", w.hello.label)
         ]
 
+    def calibration(self, machine: str) -> str:
+        """What a node measured of such a machine; "" if none is calibrated."""
+        return next((w.hello.calibration for w in self.timers(machine) if w.hello.calibration), "")
+
     def choose(self, label: str | None) -> str:
         """Use only timers of this device, and return its description. Raises PoolError if no machine has it. If
         machines of one label differ, the most frequent kind is taken; `label#variant` names one."""
@@ -224,9 +248,17 @@ class Workers:
     # -- Ray, so that the driver needs no import of it -----------------------------------------------------------
 
     def _named(self) -> set[str]:
-        """The actors of all nodes."""
+        """The actors of all nodes. Raises PoolError if the pool's first node is gone: Ray would wait for it for a
+        minute, and then end this process."""
+        import ray
         from ray.util import list_named_actors
 
+        address = ray.get_runtime_context().gcs_address
+        if not answers(address, _GONE_SECONDS):
+            raise PoolError(
+                f"the first node of the pool {address} does not answer any more: it was stopped, or died",
+                remedy="start the pool again (tilewright pool up), and run this again: what was recorded is kept",
+            )
         return {
             each["name"]
             for each in list_named_actors(all_namespaces=True)

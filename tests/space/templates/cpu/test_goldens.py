@@ -82,12 +82,11 @@ def on_both(template: str, task: Callable[[], Task], numerics: str = "fast") -> 
 
 
 PAIRED = {"paired": True, "vectors": 1}
-SHARED = {"paired": True, "vectors": 2, "shared_blocks": 2}
 CASES = [
     *on_both("attention", lambda: attention(8, 32, 16, causal=False)),
     Case("attention", "causal", AVX512, lambda: attention(8, 32, 16, causal=True)),
     Case("attention", "paired", ZEN4, lambda: attention(8, 32, 32, causal=False), "relaxed", PAIRED),
-    Case("attention", "paired-causal", ZEN4, lambda: attention(40, 40, 32, causal=True), "relaxed", SHARED),
+    Case("attention", "paired-causal", ZEN4, lambda: attention(8, 32, 32, causal=True), "relaxed", PAIRED),
     *on_both("contraction", lambda: linear(12, 64, 48)),
     Case("contraction_int8", "avx-vnni", AVX_VNNI, lambda: int8_linear(12, 64, 64)),
     Case("contraction_int8", "avx512", AVX512, lambda: int8_linear(12, 64, 64)),

@@ -45,7 +45,13 @@ class EmulatedTarget:
         return self.target.edits
 
     def legal_edits(self, rng: Random) -> Iterator[int]:
-        return self.target.legal_edits(rng)
+        """Those that compile to other machine code; none if the original does not pass its check."""
+        try:
+            _ = self.meant
+        except (WrongResult, Complaint) as error:
+            print(f"left out, since the original does not pass: {self.name}: {error}", flush=True)
+        else:
+            yield from self.target.legal_edits(rng, ahead=_BATCH)
 
     @cached_property
     def cases(self) -> Sequence[CheckCase]:
@@ -93,14 +99,7 @@ def _check(kernel: Emulated, cases: Sequence[CheckCase]) -> None:
 
 def run_emulated_mutants(count: int, seed: int, templates: Collection[str] = ()) -> list[PassedMutant]:
     """Those of `count` wrong ones that passed the check."""
-    chosen = []
-    for target in map(EmulatedTarget, fault_targets(H200, Random(seed), templates)):
-        try:
-            _ = target.meant
-        except (WrongResult, Complaint) as error:
-            print(f"left out, since the original does not pass: {target.name}: {error}", flush=True)
-        else:
-            chosen.append(target)
+    chosen = list(map(EmulatedTarget, fault_targets(H200, Random(seed), templates)))
     try:
         return campaign.run_mutants(
             count, seed, chosen, lambda target, numbers: [target.outcome(n) for n in numbers], _BATCH

@@ -171,14 +171,14 @@ class FaultTarget:
         _, symbol = identity(self.source, machine, "fast")
         return _compilers().submit(compiled, text.replace(SYMBOL, symbol), machine.capability)
 
-    def legal_edits(self, rng: Random) -> Iterator[int]:
+    def legal_edits(self, rng: Random, ahead: int = 2 * _BATCH) -> Iterator[int]:
         """Those that compile to other machine code, which is kept until it was tried. The next few are always being
         compiled."""
         original = self._compiling(self.source.text)
         numbers = shuffled(self.edits, rng)
         waiting: deque[tuple[int, Future[bytes | None]]] = deque()
         while True:
-            for number in itertools.islice(numbers, 2 * _BATCH - len(waiting)):
+            for number in itertools.islice(numbers, ahead - len(waiting)):
                 waiting.append((number, self._compiling(self.edits[number].made(self.source.text))))
             if not waiting:
                 return

@@ -53,6 +53,13 @@ def test_a_wrong_mutant_that_validation_lets_through_passes() -> None:
     assert found.outcome(0) == PASSED
 
 
+def test_a_kernel_that_does_not_pass_itself_has_no_mutants(capsys: pytest.CaptureFixture[str]) -> None:
+    found = with_edits((" + ", " - "))
+    found.__dict__["cases"] = [replace(found.cases[0], reference=found.cases[0].reference + 1)]
+    assert list(found.legal_edits(Random(0))) == []
+    assert "the original does not pass" in capsys.readouterr().out
+
+
 def test_a_mutant_that_passed_can_be_found_again() -> None:
     class Target:
         name = "a kernel"

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -43,6 +42,7 @@ from tilewright.measure.runner import Runner
 from tilewright.measure.trial import TaskJob
 from tilewright.search import SEARCHES
 from tilewright.space.candidates import Candidates
+from tilewright.space.former_names import current_config
 from tilewright.space.implementation import Implementation, Kernel
 from tilewright.space.libraries import LIBRARIES
 from tilewright.space.outcome import Outcome
@@ -193,13 +193,14 @@ class Table:
         return self.begun.work()
 
     def outcomes(self) -> dict[Config, Outcome]:
-        """Of those configs that are legal with the templates of today."""
+        """By the configs of this version, with its names and its new knobs; without those that are illegal now."""
         whole = Candidates.of(self.work)
-        return {
-            config: Outcome(config, trial.seconds, trial.failure)
-            for config, trial in self.trials.items()
-            if whole.is_legal(config)
-        }
+        found: dict[Config, Outcome] = {}
+        for trial in self.trials.values():
+            config = whole.recalled(current_config(trial.config))
+            if config is not None:
+                found[config] = Outcome(config, trial.seconds, trial.failure)
+        return found
 
 
 def read(path: Path) -> dict[str, Table]:
@@ -257,9 +258,9 @@ def collect(
                 size,
             )
             append(path, [begun])
-        trials = {} if known is None else known.trials
-        wanted = [config for config in chosen(candidates, most) if config not in trials]
-        best = min((t.seconds for t in trials.values() if t.seconds is not None), default=None)
+        measured = {} if known is None else known.outcomes()
+        wanted = [config for config in chosen(candidates, most) if config not in measured]
+        best = min((o.seconds for o in measured.values() if o.seconds is not None), default=None)
         job, failures = TaskJob.of(work, 0), 0
         groups = [wanted[begin : begin + TOGETHER] for begin in range(0, len(wanted), TOGETHER)]
         done = 0
@@ -472,7 +473,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     tables = {name: table for name, table in read(options.source).items() if name in names and table.trials}
     runs: list[Run] = []
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("spawn")) as processes:
+    with ProcessPoolExecutor(options.jobs, get_context("spawn")) as processes:
         for name, found in zip(tables, processes.map(replay, tables.values()), strict=True):
             print(f"replayed {name}", file=sys.stderr, flush=True)
             runs += found

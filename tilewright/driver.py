@@ -260,7 +260,7 @@ def compile_all(
     with options.resolved(*examples, pool=pool, trace=trace) as settings:
         with settings.trace.span("import"):
             imported = [frontend.import_model(model, inputs) for model, inputs in examples]
-        partitions = [partitioned(one, settings) for one in imported]
+        partitions = [cut_into_tasks(one, settings) for one in imported]
         chosen = choose_together(settings, partitions, combine, latencies, task_latency)
         return build_together(imported, chosen, settings)
 
@@ -331,7 +331,7 @@ def run_pipeline(imported: ImportedModel, settings: Settings, share: Share = uns
     # Measuring takes long, and candidates should be measured under the usual conditions.
     collecting = nullcontext() if settings.tuning.measures else collecting_the_young()
     with exhaustion("compiling the model"), collecting:
-        partition = partitioned(imported, settings)
+        partition = cut_into_tasks(imported, settings)
         kernels = len(computed(partition))
         machine, numerics = settings.target.machine, settings.numerics
         with Builds(machine, numerics, ObjectCache.default(), kernels) as builds:
@@ -340,7 +340,7 @@ def run_pipeline(imported: ImportedModel, settings: Settings, share: Share = uns
             return _build_and_load(imported, partition, chosen.choices, settings, share, builds)
 
 
-def partitioned(imported: ImportedModel, settings: Settings, observe: Observer | None = None) -> Partition:
+def cut_into_tasks(imported: ImportedModel, settings: Settings, observe: Observer | None = None) -> Partition:
     with settings.trace.span("rewrite"):
         return settings.target.partition(
             imported, settings.numerics, settings.trace, observe, cutting=settings.cutting
@@ -362,7 +362,7 @@ def _build_and_load(
         there = Settings(
             other, settings.numerics, settings.threads, trace=settings.trace, partition=settings.partition
         )
-        cut = partitioned(imported, there)
+        cut = cut_into_tasks(imported, there)
         chosen = choose_implementations(there, [cut])
         kept = {
             key: _as_chosen(choices.get(key), choice, key, there, cut)
@@ -411,5 +411,5 @@ def check_passes(
     with options.resolved(model, example_inputs, trace=trace) as settings:
         imported = frontend.import_model(model, example_inputs)
         checks = PassChecks(imported.graph, inputs)
-        checks.cut(partitioned(imported, settings, checks))
+        checks.cut(cut_into_tasks(imported, settings, checks))
     return checks.report

@@ -9,7 +9,7 @@
     register_target(name, factory)          a kind of machine (targets/target.py)
 
 An installed package can do the same through entry points; each module names its group. `tilewright.testing` has a
-conformance suite for each kind. docs/07-extending.md has an example of each.
+conformance suite for each kind. docs/07-extending.md has an example of each, or says which page has it.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 
 from benchmarks import gpu_search as module
@@ -24,8 +25,10 @@ from benchmarks.gpu_search import (
 )
 from tests.space.implementations import WITH_LIBRARIES
 from tilewright.hw.gpu import A100
+from tilewright.hw.machine import description
 from tilewright.measure.runner import Runner
 from tilewright.space.candidates import Candidates
+from tilewright.space.space import Config
 from tilewright.space.template import Work
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'")
@@ -72,7 +75,6 @@ def test_collecting_goes_on_where_it_ended(tmp_path: Path) -> None:
 def table(tmp_path: Path) -> Table:
     """Made-up times: as predicted, times something between 1 and 1.3."""
     from tilewright.cost.analytical import Analytical
-    from tilewright.hw.machine import description
 
     work, path, rng = work_of("sum_columns"), tmp_path / "trials.jsonl", Random(0)
     candidates = Candidates.of(work)
@@ -109,6 +111,37 @@ def test_each_search_is_replayed_and_reported(table: Table) -> None:
     assert max(run.late for run in runs) > 0.9
     text = report({"sum_columns": table}, runs)
     assert all(name in text for name in (module.RANKING, *module.SYSTEMS, "best of 16"))
+
+
+def test_a_config_recorded_without_a_newer_knob_is_replayed_with_its_default() -> None:
+    work = work_of("gemm_f32")
+    config = next(c for c in chosen(Candidates.of(work)) if c.template == "sketch:tiled")
+    older = Config(
+        config.template, tuple(pair for pair in config.values if pair[0] not in ("prefetch", "fused"))
+    )
+    assert len(older.values) == len(config.values) - 2
+    begun = module.Begun(
+        "gemm_f32", work.task.text, tuple(work.task.constants), "fast", description(WITH_LIBRARIES), 1
+    )
+    (found,) = Table(begun, {older: Trial("gemm_f32", older, 1e-5)}).outcomes().values()
+    assert found.seconds == 1e-5
+    assert (found.config["prefetch"], found.config["fused"]) == (False, True)
+    assert set(older.values) < set(found.config.values)
+
+
+def test_a_config_recorded_under_former_names_is_replayed(table: Table) -> None:
+    names = {"results": "beside"}
+    former = {
+        config: Config(
+            config.template, tuple((names.get(name, name), value) for name, value in config.values)
+        )
+        for config in table.trials
+    }
+    renamed = {
+        former[c]: msgspec.structs.replace(trial, config=former[c]) for c, trial in table.trials.items()
+    }
+    assert renamed.keys() - table.trials.keys()
+    assert Table(table.begun, renamed).outcomes() == table.outcomes()
 
 
 def test_configs_that_are_legal_no_more_are_left_out(table: Table) -> None:

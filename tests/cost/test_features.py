@@ -14,7 +14,7 @@ from tilewright.cost.features import (
     FEATURES,
     PROGRAM_FEATURES,
     program_features,
-    statement_features,
+    statement_tokens,
 )
 from tilewright.graph.ir import Node
 from tilewright.graph.op import apply
@@ -33,7 +33,8 @@ def default(x: Inputs, output: Node) -> Program:
 
 def named(program: Program) -> list[dict[str, float]]:
     """Of each statement, magnitudes instead of their logarithms."""
-    return [dict(zip(FEATURES, 2**row - 1, strict=True)) for row in statement_features(program)]
+    rows = statement_tokens(program, most=100)[:, : len(FEATURES)]
+    return [dict(zip(FEATURES, 2**row - 1, strict=True)) for row in rows]
 
 
 def test_there_are_as_many_as_in_ansor_and_each_has_a_name_of_its_own() -> None:

@@ -19,7 +19,7 @@ from tilewright.dtypes import DType
 from tilewright.errors import InternalError
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
-from tilewright.hw.gpu import A100, H200, GpuMachine
+from tilewright.hw.gpu import A10, A100, H200, L4, GpuMachine
 from tilewright.space.sketches.cuda.tensorised import Tensorised
 from tilewright.space.space import Config
 from tilewright.space.template import GpuWork
@@ -221,3 +221,17 @@ def test_concurrent_blocks_load_their_working_set() -> None:
 
 def test_the_least_time_of_a_kernel_has_the_launch_of_its_machine() -> None:
     assert least_seconds(0.0, 0.0, H200) == H200.launch_seconds
+
+
+@pytest.mark.parametrize(
+    ("machine", "flops"), [(A10, 31.2e12), (A100, 19.5e12), (L4, 30.3e12), (H200, 66.9e12)]
+)
+def test_the_least_time_follows_the_float32_rate_of_the_machine(machine: GpuMachine, flops: float) -> None:
+    assert least_seconds(flops, 0.0, machine) - machine.launch_seconds == pytest.approx(1.0, rel=0.01)
+
+
+@pytest.mark.parametrize(("machine", "peak"), [(A10, 125e12), (A100, 312e12), (L4, 121e12), (H200, 1070e12)])
+def test_a_librarys_call_is_no_faster_than_the_tensor_cores(machine: GpuMachine, peak: float) -> None:
+    """A large call reaches the same share of each card's own peak."""
+    call = Roofline(peak, 1.0, "tensor16", is_call=True)
+    assert 0.7 < 1 / seconds(call, machine) < 0.8

@@ -15,6 +15,7 @@ import pytest
 from tests.docs.blocks import Block, Fence, blocks, difference, fences
 from tilewright import errors, knobs
 from tilewright.runtime import host
+from tilewright.space.catalog import catalog
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -161,6 +162,20 @@ def test_errors_exist() -> None:
         used = set(re.findall(r"\b[A-Z][A-Za-z]+Error\b", text))
         unknown = {name for name in used if not hasattr(errors, name) and not hasattr(builtins, name)}
         assert not unknown, f"{name_of(path)} names {sorted(unknown)}"
+
+
+def test_kernels_that_are_explained_are_templates_or_default_schedules() -> None:
+    """The table of docs/04-reading-explain.md, and the heads of the default programs' goldens."""
+    page = (ROOT / "docs" / "04-reading-explain.md").read_text(encoding="utf-8")
+    table = page[page.index("| kernel, with its knobs") :].partition("\n\n")[0]
+    cells = [row.split("|")[1] for row in table.splitlines()[2:]]
+    named = {name.partition(":")[0] for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+    goldens = (ROOT / "tests" / "loops" / "goldens").glob("*.txt")
+    schedules = {
+        line for path in goldens for line in re.findall(r"^decisions: (\w+)", path.read_text(), re.MULTILINE)
+    }
+    templates = {template.name for template in catalog("cpu").all_templates}
+    assert len(named) >= 15 and named - templates - schedules == set()
 
 
 def test_tests_that_are_named_exist() -> None:

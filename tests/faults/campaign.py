@@ -98,6 +98,16 @@ class Mutable(Protocol):
         """Numbers of edits that get as far as a check."""
 
 
+@dataclass(frozen=True)
+class PassedMutant:
+    """A wrong mutant that passed its check, with what makes it again: the seed's candidate, and the edit in it."""
+
+    candidate: str
+    edit: int
+    kind: str
+    where: str
+
+
 M = TypeVar("M", bound=Mutable)
 
 
@@ -107,13 +117,14 @@ def run_mutants(
     fault_targets: Sequence[M],
     outcomes_of: Callable[[M, Sequence[int]], Sequence[str]],
     batch: int,
-) -> int:
-    """How many of `count` wrong ones passed the check. `outcomes_of`: of each edit of a subject the kind of failure,
+) -> list[PassedMutant]:
+    """Those of `count` wrong ones that passed the check. `outcomes_of`: of each edit of a subject the kind of failure,
     or EQUIVALENT, or PASSED: wrong and not noticed."""
     rng = Random(seed)
     tried = [(fault_target, fault_target.legal_edits(rng)) for fault_target in fault_targets]
     tally: Counter[str] = Counter()
     kinds: Counter[str] = Counter()
+    passed: list[PassedMutant] = []
     begin = time.monotonic()
     while tried and tally.total() - tally[EQUIVALENT] < count:
         chosen = rng.choice(tried)
@@ -127,6 +138,7 @@ def run_mutants(
             tally[outcome] += 1
             kinds[edit.kind] += outcome != EQUIVALENT
             if outcome == PASSED:
+                passed.append(PassedMutant(fault_target.name, number, edit.kind, edit.where))
                 print(f"passed: edit {number}, {edit.kind} ({edit.where}) of {fault_target.name}", flush=True)
         wrong = tally.total() - tally[EQUIVALENT]
         if sys.stderr.isatty() or wrong % _SAID < len(numbers):
@@ -134,6 +146,6 @@ def run_mutants(
             print(f"  {wrong} wrong ones, {tally[EQUIVALENT]} equivalent, {spent:.0f} s", flush=True)
     print("  " + ", ".join(f"{times} {kind}" for kind, times in kinds.most_common()))
     print("  " + ", ".join(f"{times} {kind}" for kind, times in tally.most_common()))
-    passed, wrong = tally[PASSED], tally.total() - tally[EQUIVALENT]
-    print(f"{passed} of {wrong} mutants passed the check, in {time.monotonic() - begin:.0f} s")
+    wrong = tally.total() - tally[EQUIVALENT]
+    print(f"{len(passed)} of {wrong} mutants passed the check, in {time.monotonic() - begin:.0f} s")
     return passed

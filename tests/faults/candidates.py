@@ -22,7 +22,7 @@ from random import Random
 import numpy as np
 
 from tests.faults import campaign, templates
-from tests.faults.campaign import EQUIVALENT, PASSED, Survived
+from tests.faults.campaign import EQUIVALENT, PASSED, PassedMutant, Survived
 from tests.faults.kernels import KERNEL_FAULTS, harmful
 from tests.faults.mutants import Edit, edits, shuffled, widened
 from tests.space.checked import Inputs
@@ -287,8 +287,8 @@ def outcomes_of(runner: Runner, fault_target: FaultTarget, numbers: Sequence[int
     return found
 
 
-def run_mutants(count: int, seed: int) -> int:
-    """How many of `count` wrong ones passed the check."""
+def run_mutants(count: int, seed: int) -> list[PassedMutant]:
+    """Those of `count` wrong ones that passed the check."""
     with runner_for_faults() as runner:
         return campaign.run_mutants(
             count,
@@ -308,8 +308,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args(arguments)
     bad = run_faults(chosen.count, chosen.seed) if chosen.count else 0
-    passed = run_mutants(chosen.mutants, chosen.seed) if chosen.mutants else 0
-    return int(bad + passed > 0)
+    passed = run_mutants(chosen.mutants, chosen.seed) if chosen.mutants else []
+    return int(bool(bad or passed))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Kernels with one mistake in their CUDA text each, checked on a GPU as the tuner checks: none that is wrong may pass.
 
     python -m tests.faults.gpu_mutants --mutants 1000 --seed 7 --json FILE
+    python -m tests.faults.gpu_mutants --emulated --mutants 100 --templates tensor-core-attention,sketch:tensorised
 
 The mistakes are those of `gpu_edits.py`. The text of a kernel holds all that is compiled, helpers too: a mistake that
 leaves the machine code as it was is none. Mutants are compiled on all cores while the card checks others; those of a
@@ -13,6 +14,8 @@ then only rounds elsewhere, as when a softmax subtracts another constant from al
 buffer and drops what it found gives the same bits as well, and counts as equivalent: no result depends on it, and what
 lies there is memory of the plan's own block. A card has no page so small that a read beyond a buffer faults there. All
 of it needs a card; what judges a mutant runs in a process that it may crash or hang.
+
+With `--emulated` no card is needed: the same mistakes are checked on an emulated GPU (`emulated_mutants.py`).
 """
 
 from __future__ import annotations
@@ -26,10 +29,10 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from random import Random
@@ -38,7 +41,7 @@ from typing import Any
 import numpy as np
 
 from tests.faults import campaign
-from tests.faults.campaign import EQUIVALENT, PASSED
+from tests.faults.campaign import EQUIVALENT, PASSED, PassedMutant
 from tests.faults.gpu_candidates import BEST, product, source_of
 from tests.faults.gpu_edits import Edit, compiled, edits, shuffled
 from tests.faults.kernels import with_part
@@ -134,6 +137,11 @@ def _compilers() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(os.cpu_count() or 1, multiprocessing.get_context("spawn"))
 
 
+def close_compilers() -> None:
+    _compilers().shutdown(cancel_futures=True)
+    _compilers.cache_clear()
+
+
 @dataclass(frozen=True)
 class FaultTarget:
     """A kernel of a task, whose mutants are tried."""
@@ -163,14 +171,14 @@ class FaultTarget:
         _, symbol = identity(self.source, machine, "fast")
         return _compilers().submit(compiled, text.replace(SYMBOL, symbol), machine.capability)
 
-    def legal_edits(self, rng: Random) -> Iterator[int]:
+    def legal_edits(self, rng: Random, ahead: int = 2 * _BATCH) -> Iterator[int]:
         """Those that compile to other machine code, which is kept until it was tried. The next few are always being
         compiled."""
         original = self._compiling(self.source.text)
         numbers = shuffled(self.edits, rng)
         waiting: deque[tuple[int, Future[bytes | None]]] = deque()
         while True:
-            for number in itertools.islice(numbers, 2 * _BATCH - len(waiting)):
+            for number in itertools.islice(numbers, ahead - len(waiting)):
                 waiting.append((number, self._compiling(self.edits[number].made(self.source.text))))
             if not waiting:
                 return
@@ -251,8 +259,9 @@ def as_exact(found: np.ndarray, meant: np.ndarray, exact: np.ndarray) -> bool:
     return bool(off.max(initial=0) <= _AS_EXACT * max(off_meant.max(initial=0), 0.5))
 
 
-def fault_targets(machine: GpuMachine, rng: Random) -> list[FaultTarget]:
-    """Each task with some of its kernels, of different templates and sketches as far as there are such."""
+def fault_targets(machine: GpuMachine, rng: Random, templates: Collection[str] = ()) -> list[FaultTarget]:
+    """Each task with some of its kernels, of different templates and sketches as far as there are such; only of these
+    `templates` if there are any."""
     found = []
     for make in TASKS:
         work = Work(make(), machine)
@@ -264,7 +273,8 @@ def fault_targets(machine: GpuMachine, rng: Random) -> list[FaultTarget]:
             for config in dict.fromkeys((*firsts.values(), *drawn))
             if len((made := candidates.implementation(config)).parts) == 1 and not made.uses_library
         ]
-        found.extend(FaultTarget(work, config) for config in single[:_PROGRAMS])
+        kept = [config for config in single if not templates or config.template in templates]
+        found.extend(FaultTarget(work, config) for config in kept[:_PROGRAMS])
     return found
 
 
@@ -312,15 +322,16 @@ class Checked:
         return EQUIVALENT if worked and same else PASSED
 
 
-def run_mutants(machine: GpuMachine, count: int, seed: int) -> int:
-    """How many of `count` wrong ones passed the check."""
+def run_mutants(
+    machine: GpuMachine, count: int, seed: int, templates: Collection[str] = ()
+) -> list[PassedMutant]:
+    """Those of `count` wrong ones that passed the check."""
     judge = Killable(is_equivalent, _JUDGE_SECONDS)
     with ExitStack() as stack:
         stack.callback(judge.close)
-        stack.callback(_compilers.cache_clear)
-        stack.callback(lambda: _compilers().shutdown(cancel_futures=True))
+        stack.callback(close_compilers)
         runners = [stack.enter_context(Runner(0, device=0, builders=1)) for _ in range(_RUNNERS)]
-        chosen = fault_targets(machine, Random(seed))
+        chosen = fault_targets(machine, Random(seed), templates)
         return campaign.run_mutants(count, seed, chosen, Checked(runners, judge), _BATCH)
 
 
@@ -330,16 +341,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--mutants", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--emulated", action="store_true", help="on an emulated H200, without a card")
+    parser.add_argument("--templates", default="", help="only kernels of these, separated by commas")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TILEWRIGHT_CACHE_DIR"] = folder  # nothing of this may stay in the cache
         began = time.monotonic()
-        passed = run_mutants(detect(), options.mutants, options.seed)
+        templates = tuple(filter(None, options.templates.split(",")))
+        if options.emulated:
+            from tests.faults.emulated_mutants import run_emulated_mutants
+
+            passed = run_emulated_mutants(options.mutants, options.seed, templates)
+        else:
+            passed = run_mutants(detect(), options.mutants, options.seed, templates)
     if options.json:
-        found = {"mutants": options.mutants, "passed": passed, "seconds": time.monotonic() - began}
+        found = {
+            "mutants": options.mutants,
+            "seed": options.seed,
+            "templates": templates,
+            "emulated": options.emulated,
+            "passed": list(map(asdict, passed)),
+            "seconds": time.monotonic() - began,
+        }
         options.json.write_text(json.dumps(found, indent=1))
-    return int(passed > 0)
+    return int(bool(passed))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,11 @@ def elementwise() -> Task:
     return x.task(apply("relu", apply("add", x(64, 100), x(100))))
 
 
+def scalar() -> Task:
+    x = Inputs()
+    return x.task(apply("add", x(), x()))
+
+
 def transposed(rows: int, columns: int) -> Task:
     x = Inputs()
     return x.task(apply("permute", x(rows, columns), axes=(1, 0)))
@@ -68,6 +73,7 @@ def argmax() -> Task:
 
 CASES: dict[str, Callable[[], Task]] = {
     "elementwise": elementwise,
+    "scalar": scalar,
     "transposed": lambda: transposed(96, 64),
     "transposed-unaligned": lambda: transposed(5000, 5001),
     "upsampled": upsampled,

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tilewright.hw.gpu import H200
 from tilewright.report.charts import memory, roofline, tuning_curve
 from tilewright.report.code import Code, clipped, hot_loop
 from tilewright.report.data import (
@@ -25,6 +26,7 @@ from tilewright.report.data import (
     TaskBeliefs,
     TaskReport,
     TrialPoint,
+    gpu_machine_report,
     report,
 )
 from tilewright.report.figures import Label, Scale, bytes_text, count_text, rate_text, seconds_text
@@ -338,6 +340,16 @@ def test_points_above_the_roof_are_marked_and_explained() -> None:
     words = " ".join(Reader(page).words.split())
     assert "1 kernel is above the roof." in words and "Winograd" in words
     assert page.count('class="contraction above"') == 2  # the kernel, and the legend
+    on_a_gpu = render(replace(data, machine=gpu_machine_report(H200, False), tasks=(fast, *data.tasks[1:])))
+    words = " ".join(Reader(on_a_gpu).words.split())
+    assert "1 kernel is above the roof." in words
+    assert "a library may use" in words and "Winograd" not in words and "by the data sheet" in words
+
+
+def test_the_roof_of_a_gpu_is_its_fastest_instructions() -> None:
+    """cuBLASLt reaches some 700 TFLOP/s on an H200, more than `mma.sync` can."""
+    machine = gpu_machine_report(H200, False)
+    assert machine.flops == H200.peak_tensor_flops > 900e12
 
 
 def test_shapes_tell_kinds_apart_beside_colours() -> None:

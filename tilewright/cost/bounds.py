@@ -11,16 +11,12 @@ from tilewright.dtypes import DType
 from tilewright.hw import CpuMachine
 from tilewright.hw.gpu import GpuMachine
 
-_GPU_F32 = 0.125  # float32 rate relative to tensor cores with 16-bit operands
-
 
 def least_seconds(flops: float, bytes: float, machine: CpuMachine | GpuMachine) -> float:
     """The minimum seconds of one float32 kernel with these operations and bytes, on the whole machine."""
     if isinstance(machine, GpuMachine):
-        clock = machine.clock_mhz * 1e6
-        peak = machine.sms * machine.tensor_flops_clock * clock * _GPU_F32
-        bandwidth = machine.memory_bytes_per_second
-        return max(flops / peak, bytes / bandwidth) + machine.launch_seconds
+        arithmetic = flops / machine.fma_flops
+        return max(arithmetic, bytes / machine.memory_bytes_per_second) + machine.launch_seconds
     rates = nominal_rates(machine).all
     per_cycle = machine.throughput.fmas * machine.lanes(DType.F32) * (2 if machine.has_fma else 1)
     cycles = machine.cores * rates.hertz  # cycles per second of all cores

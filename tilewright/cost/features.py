@@ -140,13 +140,7 @@ _KIND_AT = {kind: at for at, kind in enumerate(_OPERATIONS)}
 _BOOL_AT, _SELECT_AT = 2 * len(_OPERATIONS), 2 * len(_OPERATIONS) + 1
 
 
-# -- the features of a program
-# ----------------------------------------------------------------------------------------
-
-
-def statement_features(program: Program) -> np.ndarray:
-    """One row of FEATURES for each innermost statement, in program order."""
-    return _logarithms(_rows(program))
+# -- the features of a program ----------------------------------------------------------------------------------------
 
 
 def statement_tokens(program: Program, most: int) -> np.ndarray:

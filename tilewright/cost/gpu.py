@@ -62,8 +62,6 @@ _SHARP = 3.0  # near the intersection of two bounds of a streaming kernel, neith
 _MAX_REGISTERS = 255  # of a thread
 _SPILL = 3.0  # instructions for a register that does not fit, in each step
 _BLOCK_CLOCKS = 300.0  # to start and end a block of a streaming kernel
-_FMA_CLOCK = 256.0  # operations per clock of a multiprocessor's ordinary units
-_TENSOR_CLOCK = 2048.0  # the same of its tensor cores with 16-bit operands, without wgmma
 
 
 def seconds(terms: Counted, machine: GpuMachine) -> Number:
@@ -102,14 +100,11 @@ def _memory_bytes_clock(tensors: Number, machine: GpuMachine, share: float) -> N
 
 
 def _roofline(terms: Roofline, machine: GpuMachine) -> float:
-    clocks = machine.sms * _clock(machine)
     busy = max(terms.busy, 1e-3)
     if terms.unit == "scalar":
-        share = _LOOP_SHARE if terms.chain else _SCALAR_SHARE
-        rate = share * _FMA_CLOCK * clocks
+        rate = machine.fma_flops * (_LOOP_SHARE if terms.chain else _SCALAR_SHARE)
     else:
-        tensor = (machine.wgmma_flops_clock or _TENSOR_CLOCK) * clocks
-        rate = _CALL_TENSOR * tensor * (1.0 if terms.unit == "tensor16" else 0.5)
+        rate = machine.peak_tensor_flops * _CALL_TENSOR * (1.0 if terms.unit == "tensor16" else 0.5)
     share = _CALL_MEMORY if terms.is_call else _STREAM_SHARE
     # Fewer blocks saturate memory than the multipliers.
     memory = share * machine.memory_bytes_per_second / _clock(machine)

@@ -31,19 +31,22 @@ class GpuRates:
     shared_bytes_clock: float = 128.0  # of shared memory per multiprocessor
     l2_latency: float = 200.0  # clocks for a load
     memory_latency: float = 557.0
-    wgmma_flops_clock: float = 0.0  # per multiprocessor, dense, 16-bit operands; 0: no wgmma
+    fma_flops_clock: float = 256.0  # per multiprocessor, float32, without tensor cores
+    peak_tensor_flops_clock: float = (
+        1024.0  # the same of the fastest tensor instruction: dense, 16-bit operands
+    )
     fitted: bool = False
 
 
 # By capability, without its suffix. Latencies and launches were fitted to the times of 9,200 kernels on one H200
-# (`cost/gpu.py`); the launch time of a library call is an estimate. The rate of wgmma is from the data sheet: 989
-# Tflop/s dense at 132 multiprocessors and 1.83 GHz. Shared memory has 32 banks of 4 bytes on all of them (CUDA
-# programming guide).
+# (`cost/gpu.py`); the launch time of a library call is an estimate. Operations per clock follow from the data sheets'
+# dense TFLOP/s, float32 and 16-bit: A100 19.5 and 312, A10 31.2 and 125, L4 30.3 and 121, H200 67 and 989 (the last at
+# 1.83 GHz). Shared memory has 32 banks of 4 bytes on all of them (CUDA programming guide).
 _RATES = {
-    80: GpuRates(),
+    80: GpuRates(fma_flops_clock=128.0, peak_tensor_flops_clock=2048.0),
     86: GpuRates(),
     89: GpuRates(),
-    90: GpuRates(wgmma_flops_clock=4096.0, fitted=True),
+    90: GpuRates(peak_tensor_flops_clock=4096.0, fitted=True),
 }
 
 
@@ -105,14 +108,15 @@ class GpuMachine:
         return self.rates.launch_seconds
 
     @property
-    def mma_sync_flops_clock(self) -> float:
-        """Per multiprocessor with `mma.sync`: on an H200, less than half the rate of `wgmma`."""
-        return self.tensor_flops_clock
+    def fma_flops(self) -> float:
+        """The float32 operations per second of the whole GPU without tensor cores, at most."""
+        return self.rates.fma_flops_clock * self.sms * self.clock_mhz * 1e6
 
     @property
-    def wgmma_flops_clock(self) -> float:
-        """Per multiprocessor with `wgmma`; 0 if there is none."""
-        return self.rates.wgmma_flops_clock if self.warpgroup_mma else 0.0
+    def peak_tensor_flops(self) -> float:
+        """The operations per second of all tensor cores with 16-bit operands, at most: those of libraries and `wgmma`.
+        On an H200, `mma.sync` reaches less than half (`tensor_flops_clock`)."""
+        return self.rates.peak_tensor_flops_clock * self.sms * self.clock_mhz * 1e6
 
     @property
     def memories(self) -> tuple[Memory, ...]:

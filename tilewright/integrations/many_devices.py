@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright import frontend
-from tilewright.driver import build_together, choose_together, partitioned
+from tilewright.driver import build_together, choose_together, cut_into_tasks
 from tilewright.errors import OptionError, TilewrightError
 from tilewright.hw.gpu import GpuMachine
 from tilewright.measure.pool.connection import Pool, PoolDevice, connected
@@ -108,7 +108,8 @@ def compile_for_devices(
             its = replace(options, threads=None) if isinstance(device.machine, GpuMachine) else options
             runs[label] = device, stack.enter_context(its.resolved(pool=device, trace=trace))
         cut = {
-            label: [partitioned(one, settings) for one in imported] for label, (_, settings) in runs.items()
+            label: [cut_into_tasks(one, settings) for one in imported]
+            for label, (_, settings) in runs.items()
         }
         with ThreadPoolExecutor(len(runs)) as workers:
             chosen = {

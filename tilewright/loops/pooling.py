@@ -50,6 +50,8 @@ from tilewright.loops.tiling import (
     with_results,
     with_values,
 )
+from tilewright.loops.transpose_pattern import written_axis
+from tilewright.loops.window_pattern import stride_of
 from tilewright.support.arith import ceil_div, round_up
 from tilewright.te.index import coefficient, linear, simplify
 
@@ -94,7 +96,7 @@ def _windows_of(formula: Formula) -> _Windows | None:
     if len(formula.reductions) != 1 or set(formula.rows) != set(formula.axes):
         return None
     (reduction,) = formula.reductions
-    across = next((axis for axis in reversed(formula.axes) if coefficient(formula.store, axis) == 1), None)
+    across = written_axis(formula)
     if reduction.kind not in _KINDS or across is None:
         return None
     if reduction.body.dtype is not reduction.result.dtype:
@@ -102,12 +104,11 @@ def _windows_of(formula: Formula) -> _Windows | None:
     for along in reduction.axes:
         down = tuple(axis for axis in reduction.axes if axis != along)
         loads = te.loads(reduction.body)
-        steps = {coefficient(load.indices[0], across) for load in loads if load.indices}
         ahead = {coefficient(load.indices[0], along) for load in loads if load.indices}
-        if len(steps) != 1 or ahead != {1} or max(along.extent, extent_of(down)) > _LARGEST:
+        if ahead != {1} or max(along.extent, extent_of(down)) > _LARGEST:
             continue
-        step = steps.pop()
-        if step is not None and 0 < step <= min(along.extent, LONGEST_STRIDE) and extent_of(down) > 1:
+        step = stride_of(reduction.body, across, along)
+        if step is not None and step <= min(along.extent, LONGEST_STRIDE) and extent_of(down) > 1:
             return _seen(reduction, across, step, along, down)
     return None
 

@@ -30,6 +30,7 @@ from tilewright.loops.ir import SCRATCH_LIMIT, Buffer, Scope
 from tilewright.loops.recompute import computable_anywhere, is_expensive
 from tilewright.loops.tiling import (
     Tiles,
+    columns_in_order,
     columns_of,
     contiguous_last,
     extent_of,
@@ -153,7 +154,7 @@ class RowPlan:
 
 def row_plan_of(formula: Formula, machine: CpuMachine) -> RowPlan:
     formula = contiguous_last(formula)
-    columns = _columns(formula)
+    columns = columns_in_order(formula)
     streamed = bool(columns) and is_streamed(formula, machine)
     staged = _rows_staged(formula, machine) if streamed else 0
     in_registers = bool(staged) and _stays_in_registers(formula, machine)
@@ -194,11 +195,6 @@ def groups_in_chunk(rows: Sequence[te.Var], size: int, machine: CpuMachine) -> i
 
 
 # -- passes over the row ----------------------------------------------------------------------------------------------
-
-
-def _columns(formula: Formula) -> tuple[te.Var, ...]:
-    """The columns, the contiguous one in the output last."""
-    return tuple(sorted(columns_of(formula), key=lambda axis: coefficient(formula.store, axis) == 1))
 
 
 def _is_only_read(formula: Formula) -> bool:
@@ -294,7 +290,7 @@ def _stays_in_registers(formula: Formula, machine: CpuMachine) -> bool:
 
 def _cut_like_columns(formula: Formula) -> Formula:
     """The same formula, with the last reduction's only axis split like the columns, so that their passes match."""
-    (*others, last), columns = formula.reductions, _columns(formula)
+    (*others, last), columns = formula.reductions, columns_in_order(formula)
     if len(last.axes) > 1 or len(columns) == 1 or last.length != extent_of(columns):
         return formula
     axes = tuple(te.Var(f"{last.axes[0].name}_{axis.name}", axis.extent) for axis in columns)
@@ -306,7 +302,7 @@ def _can_be_delayed(formula: Formula, machine: CpuMachine) -> bool:
     """Whether rows can be written during the last reduction of the following rows, which is usually the slowest."""
     if not formula.rows:
         return False
-    columns, last = _columns(formula), formula.reductions[-1]
+    columns, last = columns_in_order(formula), formula.reductions[-1]
     axis = columns[-1]
     lanes = lanes_for(formula, machine, axis.extent)
     position = te.substitute(formula.store, {axis: te.as_index(0)})
@@ -327,7 +323,7 @@ def _rows_held_twice(formula: Formula, machine: CpuMachine) -> int:
 
 
 def _kept(formula: Formula, machine: CpuMachine, scope: Scope, *, rows: int) -> KeptValue | None:
-    columns = _columns(formula)
+    columns = columns_in_order(formula)
     for reduction in reversed(formula.reductions):
         kept_bytes = reduction.length * reduction.result.dtype.bytes
         fits = kept_bytes <= min(machine.caches.l2_per_core // 3, SCRATCH_LIMIT // 2)

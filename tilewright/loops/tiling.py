@@ -175,6 +175,11 @@ def columns_of(formula: Formula) -> tuple[te.Var, ...]:
     return tuple(axis for axis in formula.axes if axis not in rows)
 
 
+def columns_in_order(formula: Formula) -> tuple[te.Var, ...]:
+    """The columns, the contiguous one in the output last."""
+    return tuple(sorted(columns_of(formula), key=lambda axis: coefficient(formula.store, axis) == 1))
+
+
 def contiguous_last(formula: Formula) -> Formula:
     """The same reductions, with the contiguous axis of each, if any, last."""
 

@@ -36,14 +36,25 @@ class TransposePattern:
         return f"{self.rows} x {self.columns} of ({self.written.name}, {self.read.name})"
 
 
+def written_axis(formula: Formula) -> te.Var | None:
+    """The contiguous axis of the output."""
+    return next((axis for axis in reversed(formula.axes) if coefficient(formula.store, axis) == 1), None)
+
+
+def loads_across(formula: Formula, written: te.Var) -> list[te.Load]:
+    """The loads, one for each time they occur, that `written` moves by more than one element."""
+    loads = te.unguarded_loads(formula.value)
+    return [load for load in loads if coefficient(load.indices[0], written) not in (0, 1)]
+
+
 def transpose_pattern_of(formula: Formula, machine: CpuMachine) -> TransposePattern | None:
     """Match a formula that reads along another axis than it writes, in tiles; else None."""
-    written = next((axis for axis in reversed(formula.axes) if coefficient(formula.store, axis) == 1), None)
+    written = written_axis(formula)
     if formula.reductions or written is None:
         return None
-    loads = te.unguarded_loads(formula.value)
-    transposed = {load for load in loads if coefficient(load.indices[0], written) not in (0, 1)}
+    transposed = set(loads_across(formula, written))
     if not transposed and written.extent <= _SHORT:
+        loads = te.unguarded_loads(formula.value)
         transposed = {load for load in loads if coefficient(load.indices[0], written) == 0}
     if len(transposed) != 1:
         return None

@@ -178,12 +178,15 @@ class ModelReport:
 
 @dataclass(frozen=True)
 class MachineSummary:
+    """`is_gpu`: its peak is the data sheet's for 16-bit operands, measured or not, and `threads` is 0."""
+
     name: str
     measured: bool  # measured or nominal
     threads: int
     flops: float  # per second
     bandwidths: dict[str, float]  # bytes per second, by level of memory
     cached: int  # bytes of the last-level cache
+    is_gpu: bool = False
 
 
 @dataclass(frozen=True)
@@ -301,14 +304,14 @@ def machine_report(machine: CpuMachine, calibration: Calibration, threads: int) 
 
 def gpu_machine_report(machine: GpuMachine, measured: bool) -> MachineSummary:
     """`machine` has its measured rates if `measured`."""
-    clock = machine.clock_mhz * 1e6
     return MachineSummary(
         f"{machine.name} ({machine.capability})",
         measured,
         0,
-        machine.tensor_flops_clock * clock * machine.sms,
-        {"L2": machine.l2_bytes_clock * clock, "memory": machine.memory_bytes_per_second},
+        machine.peak_tensor_flops,
+        {"L2": machine.l2_bytes_clock * machine.clock_mhz * 1e6, "memory": machine.memory_bytes_per_second},
         machine.l2,
+        is_gpu=True,
     )
 
 

@@ -35,13 +35,6 @@ class CostOracle(Protocol):
         kernels."""
 
 
-class PaddingOracle(CostOracle, Protocol):
-    """An oracle that also knows which numbers of channels kernels read fastest."""
-
-    def channel_multiple(self, dtype: DType) -> int:
-        """Their common divisor; 1 if all are alike."""
-
-
 @dataclass(frozen=True)
 class Price:
     """The time of a group's best kernel."""

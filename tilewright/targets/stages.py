@@ -51,7 +51,7 @@ def choose_implementations(
     pairs = alternatives(partitions) if target.joins_reductions() else {}
     if path is not None:
         if (found := read_lock(path)) is not None:
-            joined = _joined(partitions, [key for key in pairs if key in found.tasks])
+            joined = _join(partitions, [key for key in pairs if key in found.tasks])
             return Chosen(joined, locked_choices(found, _works(joined, target, numerics), numerics, path))
         check_lockable(path)
     pairs = {key: pair for key, pair in pairs.items() if _is_possible(pair, target, numerics)}
@@ -60,9 +60,9 @@ def choose_implementations(
     if settings.tuning.measures:
         # A lock file names tasks, so what is measured must not change the cut.
         rivals = [None if path is not None else partition.rival() for partition in partitions]
-        choices = _tuned(settings, partitions, rivals, pairs, alternative_tasks, objective)
+        choices = _tune_tasks(settings, partitions, rivals, pairs, alternative_tasks, objective)
         partitions = [
-            _settled(partition, rival, choices, target)
+            _settle(partition, rival, choices, target)
             for partition, rival in zip(partitions, rivals, strict=True)
         ]
     else:
@@ -77,7 +77,7 @@ def choose_implementations(
                         builds.begin(part)
             span.note(known=len(known))
     faster = [key for key, pair in pairs.items() if _is_faster(pair, choices)]
-    joined = _joined(partitions, faster)
+    joined = _join(partitions, faster)
     needed = _works(joined, target, numerics)
     choices = {key: choices[key] for key in needed}
     if path is not None:
@@ -100,7 +100,7 @@ def _calls_of(partitions: Sequence[Partition]) -> dict[str, int]:
     return {key: count for key, (_, count) in together(partitions).items()}
 
 
-def _joined(partitions: Sequence[Partition], keys: Sequence[str]) -> tuple[Partition, ...]:
+def _join(partitions: Sequence[Partition], keys: Sequence[str]) -> tuple[Partition, ...]:
     return tuple(join_reductions(partition, keys) for partition in partitions)
 
 
@@ -121,7 +121,7 @@ def _is_faster(pair: Alternative, choices: Mapping[str, Choice]) -> bool:
     return one < sum(two)
 
 
-def _settled(
+def _settle(
     partition: Partition, rival: Rival | None, choices: Mapping[str, Choice], target: Target
 ) -> Partition:
     """The cheapest cut into tasks of the partition and of its rival, if what differs between the two was measured."""
@@ -134,7 +134,7 @@ def _settled(
     return rival.settle({key: (choices[key].seconds or 0.0) + between for key in (*mine, *others)})
 
 
-def _tuned(
+def _tune_tasks(
     settings: Settings,
     partitions: Sequence[Partition],
     rivals: Sequence[Rival | None],

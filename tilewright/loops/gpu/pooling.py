@@ -26,9 +26,9 @@ from tilewright.loops.gpu.thread_index import (
     under,
     vector_lanes,
 )
-from tilewright.loops.gpu.windows import stride_of
 from tilewright.loops.ir import Buffer, For, Kind, Program, Scope, Stmt, Store, block, nest
 from tilewright.loops.tiling import columns_of, extent_of, updated, with_results, with_values
+from tilewright.loops.window_pattern import stride_of
 from tilewright.te.index import coefficient, linear, simplify
 
 _NEIGHBOURS = (8, 4, 2)

@@ -31,7 +31,7 @@ from tilewright.loops.gpu.thread_index import THREADS, VECTOR_BYTES, positions, 
 from tilewright.loops.ir import Buffer, Combine, For, If, Kind, Program, Scope, Stmt, Store, block, nest
 from tilewright.loops.recompute import computable_anywhere
 from tilewright.loops.tiling import (
-    columns_of,
+    columns_in_order,
     contiguous_last,
     extent_of,
     load_offsets,
@@ -117,9 +117,7 @@ class RowWalk:
 class RowProgram:
     def __init__(self, formula: Formula, machine: GpuMachine) -> None:
         self.formula = formula
-        self.columns = tuple(
-            sorted(columns_of(formula), key=lambda axis: coefficient(formula.store, axis) == 1)
-        )
+        self.columns = columns_in_order(formula)
         longest = max(r.length for r in formula.reductions)
         lanes = max(vector_lanes(_accesses(r.body), r.axes[-1]) for r in formula.reductions)
         rows = extent_of(formula.rows)

@@ -17,6 +17,7 @@ from tilewright.loops.formula import Formula
 from tilewright.loops.gpu.thread_index import THREADS, positions, under, vector_lanes
 from tilewright.loops.ir import Buffer, For, Kind, Program, Scope, Stmt, Store, block, nest
 from tilewright.loops.tiling import extent_of, with_values
+from tilewright.loops.transpose_pattern import loads_across, written_axis
 from tilewright.support.arith import ceil_div
 from tilewright.te.index import coefficient, simplify
 
@@ -26,17 +27,14 @@ _MAX = 3  # maximum transposed loads
 
 def transposed_program(formula: Formula, machine: GpuMachine) -> Program | None:
     """The program; None if nothing is transposed, or an access is not linear."""
-    written = next((axis for axis in formula.axes if coefficient(formula.store, axis) == 1), None)
+    written = written_axis(formula)
     if written is None or written.extent < _MIN:
         return None
-    read = _read_axis(formula, written)
+    across = loads_across(formula, written)
+    read = _read_axis(formula, across, written)
     if read is None:
         return None
-    transposed = [
-        load
-        for load in dict.fromkeys(te.unguarded_loads(formula.value))
-        if coefficient(load.indices[0], read) == 1 and coefficient(load.indices[0], written) not in (0, 1)
-    ]
+    transposed = [load for load in dict.fromkeys(across) if coefficient(load.indices[0], read) == 1]
     if not transposed or len(transposed) > _MAX or any(te.loads(load.indices[0]) for load in transposed):
         return None
     small = max(load.dtype.bytes for load in transposed) <= 2
@@ -51,15 +49,10 @@ def _lanes(formula: Formula, read: te.Var, written: te.Var, transposed: list[te.
     return min(vector_lanes(loads, read), vector_lanes([store], written))
 
 
-def _read_axis(formula: Formula, written: te.Var) -> te.Var | None:
+def _read_axis(formula: Formula, across: list[te.Load], written: te.Var) -> te.Var | None:
     """The axis along which most loads that are not contiguous along `written` are contiguous."""
-    across = [
-        load.indices[0]
-        for load in te.unguarded_loads(formula.value)
-        if coefficient(load.indices[0], written) not in (0, 1)
-    ]
     counts = {
-        axis: sum(coefficient(offset, axis) == 1 for offset in across)
+        axis: sum(coefficient(load.indices[0], axis) == 1 for load in across)
         for axis in formula.axes
         if axis != written and axis.extent >= _MIN
     }

@@ -22,7 +22,8 @@ from tilewright.loops.formula import Formula, Reduction
 from tilewright.loops.gpu.thread_index import blocks_for, by_stride, guarded, positions, under, vector_lanes
 from tilewright.loops.ir import Buffer, For, Kind, Program, Scope, Stmt, Store, block, nest
 from tilewright.loops.tiling import columns_of, extent_of, updated, with_results, with_values
-from tilewright.te.index import coefficient, simplify
+from tilewright.loops.window_pattern import stride_of
+from tilewright.te.index import coefficient
 
 _THREADS = 128
 _BUSY = 256  # minimum threads per multiprocessor
@@ -77,19 +78,6 @@ def _window(formula: Formula, rows: list[te.Var], machine: GpuMachine) -> _Windo
     for neighbours in _NEIGHBOURS if lanes > 1 else ():
         if axis.extent % neighbours == 0 and vectors // neighbours >= _BUSY * machine.sms:
             return _Window(reduction, data, weight, axis, tap, stride, lanes, neighbours)
-    return None
-
-
-def stride_of(data: te.Expr, axis: te.Var, tap: te.Var) -> int | None:
-    """Window positions per step of the axis, if `data` depends on both only through that combination: it is unchanged
-    after one step of the axis and that many steps back in the window."""
-    for load in te.loads(data):
-        along, within = coefficient(load.indices[0], axis), coefficient(load.indices[0], tap)
-        if along and within and along % within == 0:
-            stride = along // within
-            moved = {axis: axis + 1, tap: tap - stride}
-            same = simplify(te.substitute(data, moved)) == simplify(data)
-            return stride if same and stride > 0 else None
     return None
 
 

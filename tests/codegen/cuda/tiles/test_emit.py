@@ -1,4 +1,4 @@
-"""CUDA text of tile programs: two goldens, what moves through shared memory, errors; and NVRTC takes it."""
+"""CUDA text of tile programs: three goldens, what moves through shared memory, errors; and NVRTC takes it."""
 
 from __future__ import annotations
 
@@ -107,6 +107,12 @@ def test_a_large_dot_is_a_warpgroups_and_its_operands_come_in_boxes() -> None:
     assert [each.of(values) for each in (a.rows, a.columns, a.stride)] == [7, 9, 9]
     assert [each.of(values) for each in (b.rows, b.columns, b.stride)] == [9, 8, 8]
     assert "__grid_constant__ TensorMap map1" in made.kernel and "__syncthreads" not in _loop(made.kernel)
+
+
+def test_a_matmul_by_warpgroups_and_bulk_copies_is_the_golden(golden: Golden) -> None:
+    made = matmul(128, 64, 64, 4)
+    assert made.dots[0].startswith("wgmma") and len(made.maps) == 2
+    golden("matmul_gelu.cu", made.kernel)
 
 
 def _loop(kernel: str) -> str:

@@ -1,7 +1,8 @@
-"""The program of each GPU sketch at one config."""
+"""The program of each GPU sketch at two configs: with the pipelines of shared memory and registers, and without."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -38,9 +39,25 @@ CASES = [
         lambda: product_task(Product(64, 96, 80, transposed_b=False)),
         {"bm": 32, "bn": 32, "wm": 16, "wn": 16, "bk": 32, "stages": 2, "prefetch": True, "instruction_k": 16},
     ),
+    Case(
+        "tensorised", "f16-apart",
+        lambda: product_task(Product(64, 96, 80, transposed_b=False)),
+        {"bm": 32, "bn": 32, "wm": 16, "wn": 16, "bk": 32, "stages": 3, "prefetch": True, "fused": False},
+    ),
     Case("tiled", "f32", lambda: product_task(Product(64, 96, 80, dtype=DType.F32))),
+    Case(
+        "tiled", "f32-pipelined",
+        lambda: product_task(Product(64, 96, 80, dtype=DType.F32)),
+        {"stages": 3, "prefetch": True, "fused": True},
+    ),
     Case("block-reduction", "f16", dot_products),
+    Case("block-reduction", "f16-whole-block", dot_products, {"group": 256, "lanes": 8}),
 ]  # fmt: skip
+
+
+def test_every_sketch_has_two_goldens() -> None:
+    counts = Counter(case.sketch for case in CASES)
+    assert {name for name, count in counts.items() if count >= 2} == set(GPU_SKETCHES)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.sketch}-{case.label}")

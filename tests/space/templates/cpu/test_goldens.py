@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -61,6 +62,12 @@ class Case:
     machine: CpuMachine
     task: Callable[[], Task]
     numerics: str = "fast"
+    values: Mapping[str, object] = field(default_factory=dict)  # that the config must have
+
+    @property
+    def algorithm(self) -> str:
+        """The template, and its own algorithm if it has several."""
+        return f"{self.template}, paired" if self.values.get("paired") else self.template
 
     @property
     def file(self) -> str:
@@ -74,9 +81,12 @@ def on_both(template: str, task: Callable[[], Task], numerics: str = "fast") -> 
     ]
 
 
+PAIRED = {"paired": True, "vectors": 1}
 CASES = [
     *on_both("attention", lambda: attention(8, 32, 16, causal=False)),
     Case("attention", "causal", AVX512, lambda: attention(8, 32, 16, causal=True)),
+    Case("attention", "paired", ZEN4, lambda: attention(8, 32, 32, causal=False), "relaxed", PAIRED),
+    Case("attention", "paired-causal", ZEN4, lambda: attention(8, 32, 32, causal=True), "relaxed", PAIRED),
     *on_both("contraction", lambda: linear(12, 64, 48)),
     Case("contraction_int8", "avx-vnni", AVX_VNNI, lambda: int8_linear(12, 64, 64)),
     Case("contraction_int8", "avx512", AVX512, lambda: int8_linear(12, 64, 64)),
@@ -102,10 +112,10 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.file.removesuffix(".txt"))
 def test_the_program_is_the_golden(case: Case, golden: Callable[[str, str], None]) -> None:
     task = case.task()
-    config, program = cpu_program(case.template, task, case.machine, case.numerics)
+    config, program = cpu_program(case.template, task, case.machine, case.numerics, **case.values)
     golden(case.file, program_text(task, program, case.machine, config))
 
 
 def test_every_template_has_two_goldens() -> None:
-    counts = {name: sum(case.template == name for case in CASES) for name in CPU_TEMPLATES}
-    assert min(counts.values()) >= 2, counts
+    counts = Counter(case.algorithm for case in CASES)
+    assert {name for name, count in counts.items() if count >= 2} == {*CPU_TEMPLATES, "attention, paired"}

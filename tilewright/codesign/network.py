@@ -171,8 +171,8 @@ def _memory(size: float) -> int:
 @dataclass
 class Evaluator:
     """Evaluates designs for all searches, and counts evaluations of a whole network. Bounds of the exact mapper are
-    counted separately. With a `correction`, cycles approximate those of Gemmini's RTL in FireSim, where the library's tilings
-    are predicted as its programs run them; energy is the analytical model's."""
+    counted separately. With a `correction`, cycles approximate those of Gemmini's RTL in FireSim, and
+    the library's tilings are predicted as its programs run them; energy is the analytical model's."""
 
     network: Network
     base: GemminiMachine

@@ -212,12 +212,14 @@ def ablation_lines(name: str, network: Network, terms: Terms) -> list[str]:
 def descent_lines(name: str, network: Network, terms: Terms) -> list[str]:
     """Descent and rounding without the exact mapper, which hides what they find, with the same number of
     evaluations."""
-    shared = {"limits": Limits(), "budget": Budget(evaluations=terms.budget.evaluations)}
+    free, equal = Limits(), Budget(evaluations=terms.budget.evaluations)
     searches = {
-        "descent and rounding alone": partial(descended, **shared),
-        "without importance of layers": partial(descended, importance=False, **shared),
-        "without it, and with three loop orders (DOSA)": partial(dosa, **shared),
-        "two loops: Bayesian hardware, random mappings": partial(two_loops, search="bayesian", **shared),
+        "descent and rounding alone": partial(descended, limits=free, budget=equal),
+        "without importance of layers": partial(descended, limits=free, budget=equal, importance=False),
+        "without it, and with three loop orders (DOSA)": partial(dosa, limits=free, budget=equal),
+        "two loops: Bayesian hardware, random mappings": partial(
+            two_loops, limits=free, budget=equal, search="bayesian"
+        ),
     }
     runs = {
         label: [compared(network, partial(search, seed=seed)) for seed in terms.seeds]

@@ -125,7 +125,7 @@ class Calls:
             np.where(matmul, np.minimum(blocks[:, P] * side, extents[:, P]), words[:, P]),
         )
         down = _parts(np.where(matmul, 1.0, image), np.where(matmul, 1.0, words[:, Q]))
-        sizes = []
+        sizes: list[Tile] = []
         for (columns, width), (rows, height), (parts, channels) in product(across, down, reduced):
             window = [
                 (size - 1.0) * nests.stride[:, axis] + (words[:, tap] - 1.0) * nests.dilation[:, axis] + 1.0

@@ -168,8 +168,8 @@ def row_lines(path: Path, learned: Correction | None = None) -> list[str]:
     }
     lines = [
         f"{path.name}: {len(points):,} rows of {len(set(points.layers()))} layers; {(~runnable).sum()} others use more"
-        f" than {FIRESIM_DIM} rows or columns of PEs. The shipped correction was trained on the two FireSim files of the"
-        " DOSA repository: for their rows this is no test.",
+        f" than {FIRESIM_DIM} rows or columns of PEs. The shipped correction was trained on the two FireSim files of"
+        " the DOSA repository: for their rows this is no test.",
         "",
         "| cycles by | Spearman | mean error | median |",
         "| --- | --- | --- | --- |",

@@ -1,7 +1,13 @@
 #!/usr/bin/env python3
-"""How well the accelerator's model agrees with what others simulated and measured.
+"""How good co-design is: every goal that is set for it and needs no RTL, and its parts.
 
+    python benchmarks/codesign.py --all --data FOLDER [--networks bert] [--evaluations 3000] [--seeds 3]
+    python benchmarks/codesign.py --rows FILE [FILE ...]
     python benchmarks/codesign.py --agreement --data FOLDER [--markdown benchmarks/results/codesign_agreement.md]
+
+`--all` prints what is asked, what is measured and whether it is met, each goal as soon as it is measured. The exit
+status is 1 if one is not met. `--rows` predicts rows of files with the columns of the FireSim files below, by the
+correction that Tilewright ships.
 
 FOLDER holds the data of the DOSA repository (BSD 2-Clause, copyright 2022 Charles Hong):
 `timeloop_dataset-dataset.csv.tar.gz`, 72,700 mappings that Timeloop and Accelergy have evaluated, and two files of
@@ -22,12 +28,14 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that is not installed
 
-TIMELOOP = "timeloop_dataset-dataset.csv.tar.gz"
-FIRESIM = {
-    "training": "firesim_training_data-firesim_results.csv",
-    "test": "firesim_test_data-analytical.csv",
-}
-FIRESIM_DIM = 16
+from codesign_goals import HEAD, TIMELOOP, all_goals, row_lines
+from codesign_measured import FIRESIM_DIM, TEST, TRAINING
+from codesign_networks import Terms
+from tilewright.codesign.search import Budget
+from tilewright.errors import TilewrightError
+
+FIRESIM = {"training": TRAINING, "test": TEST}
+NETWORKS = ("bert", "resnet50", "unet", "retinanet")
 
 
 def errors_of(predicted: np.ndarray, measured: np.ndarray) -> list[str]:
@@ -91,7 +99,7 @@ def agreement(folder: Path) -> list[str]:
 
 
 def firesim(folder: Path) -> list[str]:
-    """Lines of Markdown: cycles on Gemmini's RTL against the model's, without a learned correction."""
+    """Lines of Markdown: cycles of Gemmini's RTL in FireSim against the model's, without a learned correction."""
     from tilewright.codesign.data import read_points, spearman
     from tilewright.codesign.model import Model
 
@@ -117,31 +125,47 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--agreement", action="store_true", help="compare the model with the data", required=True
-    )
-    parser.add_argument("--data", type=Path, required=True, metavar="FOLDER")
-    parser.add_argument("--markdown", type=Path, help="also write the table there")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--all", action="store_true", help="every goal: asked, measured, met")
+    what.add_argument("--rows", type=Path, nargs="+", metavar="FILE", help="predict measured rows")
+    what.add_argument("--agreement", action="store_true", help="compare the model with the data")
+    parser.add_argument("--data", type=Path, metavar="FOLDER", help="needed but for --rows")
+    parser.add_argument("--networks", nargs="*", default=NETWORKS, choices=NETWORKS, metavar="NAME")
+    parser.add_argument("--evaluations", type=int, default=3000, help="of a network, for each search")
+    parser.add_argument("--seeds", type=int, default=1, help="runs of each search; the median counts")
+    parser.add_argument("--markdown", type=Path, help="also write the tables there")
     arguments = parser.parse_args()
-    from tilewright.errors import TilewrightError
-
+    if arguments.data is None and not arguments.rows:
+        parser.error("--data is needed: the folder with the data of the DOSA repository")
+    lines = [
+        "# Co-design: " + ("agreement of the accelerator's model" if arguments.agreement else "goals"),
+        "",
+        f"`python benchmarks/codesign.py {' '.join(sys.argv[1:])}` on {platform.machine()} with {os.cpu_count()} cores"
+        f" (load {os.getloadavg()[0]:.1f} at the start), Python {platform.python_version()}, NumPy {np.__version__}.",
+        "",
+    ]
+    met = True
     try:
-        lines = agreement(arguments.data) + firesim(arguments.data)
+        if arguments.agreement:
+            lines += agreement(arguments.data) + firesim(arguments.data)
+        elif arguments.rows:
+            lines += [line for path in arguments.rows for line in row_lines(path)]
+        else:
+            budget = Budget(evaluations=arguments.evaluations, clock=time.process_time)
+            terms = Terms(budget, tuple(range(arguments.seeds)), equal_seconds=False, known=0, cells=64)
+            lines += HEAD
+            for goal in all_goals(arguments.data, arguments.networks, terms):
+                print(goal, file=sys.stderr, flush=True)
+                lines.append(str(goal))
+                met &= goal.met
     except TilewrightError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    head = [
-        "# Co-design: agreement of the accelerator's model",
-        "",
-        f"`python benchmarks/codesign.py --agreement --data FOLDER` on {platform.machine()} with {os.cpu_count()}"
-        f" cores, Python {platform.python_version()}, NumPy {np.__version__}.",
-        "",
-    ]
-    text = "\n".join([*head, *lines, ""])
+    text = "\n".join([*lines, ""])
     print(text)
     if arguments.markdown:
         arguments.markdown.write_text(text)
-    return 0
+    return 0 if met else 1
 
 
 if __name__ == "__main__":

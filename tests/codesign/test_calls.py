@@ -66,8 +66,9 @@ def test_measured_rows(layer: Layer, text: str, measured: float) -> None:
 
 def test_borders_have_calls_of_their_own() -> None:
     calls = calls_of(CONV, "L3[WIO] P3 Q2 K16 - L2[WI] K16X - L1[O] S3 R3 C16 P10 C16X - L0[W] Q20")
-    assert [float(size.calls[0]) for size in calls.sizes] == [32, 32, 16, 16]
-    assert [(float(size.width[0]), float(size.height[0])) for size in calls.sizes] == [
+    sizes = [size for size in calls.sizes if size.calls[0]]
+    assert [float(size.calls[0]) for size in sizes] == [32, 32, 16, 16]
+    assert [(float(size.width[0]), float(size.height[0])) for size in sizes] == [
         (10, 20),
         (10, 8),
         (8, 20),
@@ -75,6 +76,27 @@ def test_borders_have_calls_of_their_own() -> None:
     ]
     pixels = sum(float((size.calls * size.width * size.height)[0]) for size in calls.sizes)
     assert pixels == 28 * 28 * 16
+
+
+def test_the_last_tile_of_channels_ends_with_the_layer_and_stores() -> None:
+    """The library's tile of 176 channels: 256 are one whole tile, and one of 80."""
+    calls = calls_of(CONV, "L3[WIO] K16 C2 - L2[WI] K16X - L1[O] S3 R3 C11 P28 C16X - L0[W] Q28")
+    sizes = [size for size in calls.sizes if size.calls[0]]
+    assert [float(size.calls[0]) for size in sizes] == [16, 16]
+    assert [float(size.weights[0]) for size in sizes] == [9 * 176, 9 * 80]
+    assert [float(size.runs[0]) for size in sizes] == [9 * 11 * 28, 9 * 5 * 28]
+    assert [float(size.stores[0]) for size in sizes] == [0, 1]
+    # In output channels too: 256 in tiles of 96 are 6, 6 and 4 blocks.
+    wide = calls_of(CONV, "L3[WIO] K3 - L2[WI] K16X - L1[O] S3 R3 K6 C16 P28 C16X - L0[W] Q28")
+    assert sum(float((size.calls * size.runs)[0]) for size in wide.sizes) == 9 * 16 * 16 * 28
+
+
+def test_each_word_of_weights_costs_once() -> None:
+    text = "L3[WIO] K16 P7 - L2[WI] K16X - L1[O] S3 R3 C16 P4 C16X - L0[W] Q28"
+    constants = Fitted().convolution
+    dearer = Fitted(convolution=constants._replace(weight_word=constants.weight_word + 1.0))
+    calls = calls_of(CONV, text)
+    assert (calls.cycles(dearer) - calls.cycles(Fitted()))[0] == pytest.approx(9 * 256 * 256)
 
 
 @given(st.integers(0, 10_000))
@@ -89,7 +111,7 @@ def test_no_mapping_is_faster_than_its_macs_or_its_calls(seed: int) -> None:
 
 
 def test_a_fit_finds_the_constants_of_rows_and_leaves_others_alone() -> None:
-    true = Constants(400.0, 0.5, 3.0, 2.5, 0.5, 8.0, 20.0)
+    true = Constants(400.0, 0.5, 3.0, 2.5, 0.5, 8.0, 20.0, 0.1)
     rng = np.random.default_rng(1)
     mappings = random_mappings(CONV, 300, MACHINE.dim, rng)
     rows = np.zeros(300, int)

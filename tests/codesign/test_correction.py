@@ -9,6 +9,7 @@ from tilewright.codesign.calls import Calls, Fitted
 from tilewright.codesign.correction import TARGET, Correction, shipped
 from tilewright.codesign.data import Points
 from tilewright.codesign.exact import LATENCY, best_mapping, near_optimal
+from tilewright.codesign.library import library_mapping
 from tilewright.codesign.mapping import Hardware, Mappings
 from tilewright.codesign.model import Model
 from tilewright.codesign.problem import Layer, Nests
@@ -53,6 +54,69 @@ def test_too_few_rows_or_several_arrays_are_refused() -> None:
     mixed = measured.hardware._replace(dim=np.arange(1.0, 13.0))
     with pytest.raises(MeasuredDataError, match="of 12 arrays"):
         Correction.fit(Points(measured.nests, measured.mappings, mixed, measured.targets))
+
+
+# Rows that ran on Gemmini's RTL in FireSim, of the DOSA repository (BSD 2-Clause, copyright 2022 Charles Hong).
+@pytest.mark.parametrize(
+    ("mapped", "layer", "text", "scratchpad", "accumulator", "measured"),
+    [
+        (
+            "found",
+            Layer.matmul(128, 768, 768),
+            "L3[WIO] K48 - L2[WI] K16X - L1[O] C48 P16 C16X - L0[W] P8",
+            110592,
+            4096,
+            566626,
+        ),
+        (
+            "found",
+            Layer((3, 3, 56, 56, 64, 64, 1)),
+            "L3[WIO] Q14 P2 - L2[WI] K16X - L1[O] K4 S3 R3 C4 Q2 P2 C16X - L0[W] Q2 P14",
+            130048,
+            8192,
+            472892,
+        ),
+        (
+            "found",
+            Layer((1, 1, 14, 14, 1024, 256, 1)),
+            "L3[WIO] P2 K16 - L2[WI] K16X - L1[O] C64 Q2 C16X - L0[W] Q7 P7",
+            130048,
+            8192,
+            281428,
+        ),
+        (
+            "found",
+            Layer((3, 3, 4, 4, 256, 36, 1)),
+            "L3[WIO] - L2[WI] K12X - L1[O] K3 S3 R3 C16 P2 C16X - L0[W] Q4 P2",
+            267264,
+            12544,
+            25773,
+        ),
+        (
+            "random",
+            Layer((3, 3, 108, 108, 3, 64, 1), stride=(2, 2)),
+            "L3[WIO] R3 K8 Q12 C3 P3 - L2[WI] K8X - L1[O] S3 Q9 P3 - L0[W] P12",
+            1048576,
+            262144,
+            5856966,
+        ),
+    ],
+)
+def test_the_shipped_one_knows_measured_rows(
+    mapped: str, layer: Layer, text: str, scratchpad: int, accumulator: int, measured: float
+) -> None:
+    hardware = Hardware(np.array([16.0]), np.array([float(scratchpad)]), np.array([float(accumulator)]))
+    cycles = shipped().cycles(Nests.of([layer]), Mappings.parse([text]), hardware, mapped)
+    assert cycles[0] == pytest.approx(measured, rel=0.1)
+
+
+def test_the_shipped_one_knows_what_the_library_takes() -> None:
+    layers = [Layer.matmul(128, 768, 768), Layer((3, 3, 56, 56, 64, 64, 1)), Layer((3, 3, 4, 4, 256, 36, 1))]
+    machine = GemminiMachine()
+    tilings = Mappings.joined([library_mapping(layer, machine) for layer in layers])
+    given = Nests.of(layers), tilings, Hardware.of([machine] * 3)
+    measured = [370440.0, 537803.0, 28334.0]
+    assert shipped().cycles(*given, "automatic") == pytest.approx(measured, rel=0.1)
 
 
 def test_the_shipped_one_makes_mappings_slower_than_the_roofline() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tilewright.codesign.problem import Layer, layers_of
+from tilewright.codesign.problem import Layer, layers_of, left_to_host
 from tilewright.errors import MappingError
 from tilewright.frontend.torch_export import import_torch
 
@@ -61,7 +61,19 @@ def test_extents_are_seven() -> None:
         Layer((1, 2, 3))  # type: ignore[arg-type]
 
 
-def test_convolutions_in_three_dimensions_are_refused() -> None:
-    graph = import_torch(nn.Conv3d(2, 2, 3).eval(), (torch.zeros(1, 2, 4, 4, 4),)).graph
-    with pytest.raises(MappingError, match="3 spatial axes"):
-        layers_of(graph)
+def test_what_has_no_mapping_is_left_to_the_host_with_its_macs() -> None:
+    model = nn.Sequential(
+        nn.Conv3d(2, 6, (3, 1, 2), groups=2),
+        nn.Flatten(2),
+        nn.ConvTranspose1d(6, 8, 5, stride=2, groups=2),
+        nn.Conv1d(8, 4, 3),
+    )
+    graph = import_torch(model.eval(), (torch.zeros(1, 2, 4, 4, 4),)).graph
+    outputs = 6 * 2 * 4 * 3
+    assert left_to_host(graph) == {
+        "3-d convolution": outputs * 1 * 6,
+        "conv_transpose": 6 * 24 * 4 * 5,
+    }
+    layers = layers_of(graph)
+    assert [layer.extents for layer in layers] == [(3, 1, 49, 1, 8, 4, 1)]
+    assert left_to_host(import_torch(model[-1:].eval(), (torch.zeros(1, 8, 9),)).graph) == {}

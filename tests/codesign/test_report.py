@@ -68,6 +68,7 @@ def test_one_command_from_a_model_to_parameters(tmp_path: Path) -> None:
         (["--dim", "0"], "dim must be between"),
         (["--dim", "8", "--correct"], "dim must be at least 16"),
         (["--dram", "0"], "dram_bytes_per_cycle must be between"),
+        (["--dram", "6"], "dram_bytes_per_cycle must be a multiple of 4 for the RTL's bus, got 6"),
     ],
 )
 def test_hardware_out_of_range_is_refused_before_the_search(options: list[str], message: str) -> None:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from itertools import count
 
 import numpy as np
 import pytest
 
-from tilewright.codesign.baselines import dosa, hardware_candidates, machine_of, random_mappings, two_loops
+from tilewright.codesign.baselines import (
+    descended,
+    dosa,
+    hardware_candidates,
+    machine_of,
+    random_mappings,
+    two_loops,
+)
+from tilewright.codesign.bound import least_cycles
 from tilewright.codesign.correction import shipped
 from tilewright.codesign.descent import Descent
 from tilewright.codesign.exact import LATENCY, best_mapping
@@ -187,7 +198,24 @@ def test_with_the_correction_mappings_and_hardware_are_judged_by_its_cycles() ->
             )
             fastest = judge.best_mapping(layer, machine, LATENCY)
             assert fastest[1] <= tiling.layer_cycles[0] and fastest[1] <= cycles
-    assert judge.design(without.best.machine, without.best.mappings).edp > 0
+    blind = judge.design(without.best.machine, without.best.mappings)
+    assert with_it.best.edp < blind.edp
+
+
+def test_with_the_correction_the_librarys_tilings_are_predicted_as_what_the_library_runs() -> None:
+    learned, rows = shipped(), np.zeros(3, int)
+    tilings = Mappings.joined([library_mapping(layer, DEFAULT) for layer in NETWORK.layers])
+    given = NETWORK.nests, tilings, Hardware.of([DEFAULT]).take(rows)
+    design = Evaluator(NETWORK, DEFAULT, learned).design(DEFAULT, tilings)
+    automatic, found = learned.cycles(*given, "automatic"), learned.cycles(*given)
+    least = [least_cycles(layer, DEFAULT) for layer in NETWORK.layers]
+    assert design.layer_cycles == pytest.approx(np.maximum(automatic, least))
+    assert (np.abs(found / automatic - 1) > 0.01).any()
+    # Another mapping is predicted as one that a search found.
+    others = evaluator().mapped(DEFAULT).mappings
+    again = Evaluator(NETWORK, DEFAULT, learned).design(DEFAULT, others)
+    expected = learned.cycles(given[0], others, given[2])
+    assert again.layer_cycles == pytest.approx(expected)
 
 
 def test_the_correction_refuses_arrays_that_it_does_not_know() -> None:
@@ -197,6 +225,32 @@ def test_the_correction_refuses_arrays_that_it_does_not_know() -> None:
         explore(NETWORK, Budget(evaluations=10), limits=Limits(area=0.05), correction=shipped())
     with pytest.raises(HardwareRangeError, match="is asked about one of 8"):
         Evaluator(NETWORK, DEFAULT, shipped()).mapped(GemminiMachine(dim=8))
+
+
+def test_a_budget_of_seconds_is_that_of_its_clock() -> None:
+    """A clock that ticks when it is read: searches end after so many readings, at whatever load."""
+    for run in (
+        lambda budget: explore(NETWORK, budget, steps=1000).evaluations,
+        lambda budget: counted(dosa, budget),
+        lambda budget: counted(partial(two_loops, search="random"), budget),
+    ):
+        assert run(Budget(seconds=20.0, clock=count().__next__)) < run(Budget(90.0, clock=count().__next__))
+
+
+def counted(search: Callable[..., object], budget: Budget) -> int:
+    judge = evaluator()
+    search(judge, Limits(), budget)
+    return judge.evaluations
+
+
+def test_descent_and_rounding_alone_give_legal_designs_within_their_budget() -> None:
+    random = two_loops(evaluator(), LIMITS, Budget(evaluations=1000), "random")
+    for importance in (True, False):
+        judge = evaluator()
+        found = descended(judge, LIMITS, Budget(evaluations=1000), between=20, importance=importance)
+        assert found is not None and found.within(LIMITS) and random is not None
+        check(NETWORK.nests, found.mappings, Hardware.of([found.machine]).take(np.zeros(3, int)))
+        assert 1000 <= judge.evaluations < 1100 and found.edp < random.edp
 
 
 def test_a_budget_of_evaluations_gives_the_same_design_again() -> None:

@@ -181,7 +181,8 @@ def test_what_does_not_fit_is_the_hosts() -> None:
     [
         ("gemmini:dims=4", "Gemmini has no parameter 'dims'"),
         ("gemmini:dim=four", "dim must be a number, got 'four'"),
-        ("gemmini:dim=0", "dim must be between 1 and 128, got 0"),
+        ("gemmini:dim=0", "dim must be a whole number between 1 and 128, got 0"),
+        ("gemmini:dram_bytes_per_cycle=7.5", "must be a multiple of 4 for the RTL's bus, got 7.5"),
         ("gemmini:dim=128,accumulator=256", "has no whole row"),
     ],
 )

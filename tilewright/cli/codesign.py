@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_text
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,8 +22,8 @@ from tilewright.cli.options import (
 from tilewright.cli.output import console, err, print_json, print_table
 
 if TYPE_CHECKING:
-    from tilewright.codesign.problem import Layer
     from tilewright.codesign.search import ExplorationProgress
+    from tilewright.graph.ir import Graph
 
 _SPOKEN = 5.0  # seconds between lines of progress
 _SHOWN = 12  # layers in the table
@@ -48,13 +49,16 @@ def codesign(
         float | None, typer.Option(metavar="WATTS", help="at most, on average, at 1 GHz")
     ] = None,
     dim: Annotated[int, typer.Option(help="rows and columns of PEs at most")] = 128,
-    dram: Annotated[float, typer.Option(metavar="BYTES", help="that DRAM moves in a cycle")] = 8.0,
+    dram: Annotated[
+        float, typer.Option(metavar="BYTES", help="that DRAM moves in a cycle, a multiple of 4")
+    ] = 8.0,
     batch: Annotated[int, typer.Option(min=1, help="batch size of a zoo model")] = 1,
     small: Annotated[bool, typer.Option("--small", help="the zoo model's small version")] = False,
     correct: Annotated[
         bool,
         typer.Option(
-            "--correct", help="judge by cycles learned from Gemmini's RTL; for arrays of 16x16 only"
+            "--correct",
+            help="judge by cycles learned from Gemmini's RTL in FireSim; for arrays of 16x16 only",
         ),
     ] = False,
     seed: Annotated[int, typer.Option(help="of the search")] = 0,
@@ -73,20 +77,31 @@ def codesign(
     from tilewright.codesign.library import library_mapping
     from tilewright.codesign.mapping import Mappings
     from tilewright.codesign.network import Evaluator, Limits, Network
+    from tilewright.codesign.problem import layers_of, left_to_host
     from tilewright.codesign.report import parameters as parameters_of
     from tilewright.codesign.report import render
     from tilewright.codesign.search import Budget, explore
     from tilewright.hw.gemmini import GemminiMachine
 
     base = GemminiMachine(dram_bytes_per_cycle=dram)
+    _ = base.bus_bytes  # what the RTL cannot have is refused before the search
     correction = shipped() if correct else None
     limits = Limits(area=area, watts=power, dim=dim)
     for path in (output, parameters):
         check_output(path)
     build = BuildOptions(batch=batch, small=small, seed=seed)
-    network = Network.of(layer for model in models for layer in _layers(model, build))
+    graphs = [_graph(model, build) for model in models]
+    network = Network.of(layer for graph in graphs for layer in layers_of(graph))
+    left: Counter[str] = Counter()
+    for graph in graphs:
+        left.update(left_to_host(graph))
     if not json:
         console.print(f"{len(network)} different layers, {network.macs / 1e9:.2f} GMACs")
+        for name, macs in left.items():
+            share = macs / (network.macs + left.total())
+            console.print(
+                f"the host computes {name}: {macs / 1e9:.2f} GMACs ({share:.1%}), in no figure below"
+            )
     found = explore(
         network,
         Budget(budget, evaluations or 1 << 62),
@@ -101,7 +116,12 @@ def codesign(
         base, Mappings.joined([library_mapping(layer, base) for layer in network.layers])
     )
     title = f"Co-design of {', '.join(Path(model).stem for model in models)}"
-    result = {"models": models, "interrupted": found.interrupted, **parameters_of(best)}
+    result = {
+        "models": models,
+        "interrupted": found.interrupted,
+        "macs_left_to_host": dict(left),
+        **parameters_of(best),
+    }
     for path, text in (
         (output, render(found, title, library)),
         (parameters, json_text.dumps(result, indent=1) + "\n"),
@@ -135,12 +155,11 @@ def codesign(
     console.print(f"report: {output}; parameters: {parameters}")
 
 
-def _layers(model: str, build: BuildOptions) -> list[Layer]:
+def _graph(model: str, build: BuildOptions) -> Graph:
     from tilewright import frontend
-    from tilewright.codesign.problem import layers_of
 
     source = load_source(model, build)
-    return layers_of(frontend.import_model(source.model, source.examples).graph)
+    return frontend.import_model(source.model, source.examples).graph
 
 
 def _silent(step: ExplorationProgress) -> None:

@@ -5,6 +5,8 @@
     bayesian     hardware by Bayesian optimisation with a Gaussian process, random mappings on it
     dosa         gradient descent over mappings with hardware inferred from them, rounded to divisors: three loop
                  orders, no padding, no exact mapper (Hong et al., DOSA, MICRO 2023, re-implemented)
+    descended    the same with all loop orders and, if asked, importance of layers: this project's descent and
+                 rounding alone
 
 The first three are two loops: a hardware point costs as many evaluations as mappings are drawn for each layer.
 """
@@ -12,7 +14,6 @@ The first three are two loops: a hardware point costs as many evaluations as map
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -192,7 +193,7 @@ def two_loops(
     model: CostModel = GaussianProcess(candidates)
     factory: Callable[..., Any] = Bayesian if search == "bayesian" else search_named(search)
     searcher = factory(candidates, model, seed)
-    rng, began = np.random.default_rng(seed), time.monotonic()
+    rng, began = np.random.default_rng(seed), budget.clock()
     best: Design | None = None
     while not searcher.done:
         asked = searcher.ask(4)
@@ -200,10 +201,7 @@ def two_loops(
             break
         outcomes = []
         for config in asked:
-            if (
-                evaluator.evaluations + drawn > budget.evaluations
-                or time.monotonic() - began > budget.seconds
-            ):
+            if evaluator.evaluations + drawn > budget.evaluations or budget.clock() - began > budget.seconds:
                 return best
             found = randomly_mapped(evaluator, machine_of(evaluator.base, config), rng, drawn)
             if found is None or not found.within(limits):
@@ -216,10 +214,19 @@ def two_loops(
     return best
 
 
-# -- DOSA -------------------------------------------------------------------------------------------------------------
+# -- descent and rounding ---------------------------------------------------------------------------------------------
 
 
 def dosa(
+    evaluator: Evaluator, limits: Limits, budget: Budget, *, seed: int = 0, between: int = 60
+) -> Design | None:
+    """DOSA's search: one order for each tensor that can stay, and all layers at each step."""
+    return descended(
+        evaluator, limits, budget, seed=seed, between=between, importance=False, orders=STATIONARY
+    )
+
+
+def descended(
     evaluator: Evaluator,
     limits: Limits,
     budget: Budget,
@@ -227,14 +234,16 @@ def dosa(
     seed: int = 0,
     starts: int = 7,
     between: int = 60,
+    importance: bool = True,
+    orders: tuple[int, ...] = tuple(range(len(DRAM_ORDERS))),
 ) -> Design | None:
     """Descend from a batch of starts, round every few steps, and continue with new starts."""
-    rng, began = np.random.default_rng(seed), time.monotonic()
+    rng, began = np.random.default_rng(seed), budget.clock()
     best: Design | None = None
     while True:
-        descent = Descent(evaluator, limits, starts, rng, importance=False, orders=STATIONARY)
+        descent = Descent(evaluator, limits, starts, rng, importance=importance, orders=orders)
         for step in range(5 * between):
-            if evaluator.evaluations >= budget.evaluations or time.monotonic() - began > budget.seconds:
+            if evaluator.evaluations >= budget.evaluations or budget.clock() - began > budget.seconds:
                 return best
             descent.step()
             if (step + 1) % between == 0:

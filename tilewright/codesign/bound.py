@@ -14,11 +14,14 @@ import heapq
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from tilewright.codesign.exact import ENERGY, best_mapping
-from tilewright.codesign.network import Network
 from tilewright.codesign.problem import C, K, Layer, N, P, Q, R, S
 from tilewright.hw.gemmini import DIM_RANGE, KIB, MEMORY_RANGE, AccessEnergy, GemminiMachine
+
+if TYPE_CHECKING:
+    from tilewright.codesign.network import Network
 
 _CELLS = 64
 _NARROW = 1.02  # the ratio of the ends of a cell that is not cut again

@@ -1,4 +1,4 @@
-"""Cycles of Gemmini's RTL for a mapping, counted from what the RTL executes.
+"""Cycles of Gemmini's RTL in FireSim for a mapping, counted from what the RTL executes.
 
 A mapping runs as a sequence of *calls* of Gemmini's looping instructions, one for each DRAM tile. The controller loads
 the inputs and the weights of a call row by row, lets the array compute blocks, and stores rows of outputs when their
@@ -11,8 +11,9 @@ reduction is complete; loads and stores overlap with computation. So a call take
                also costs a part of a page miss, as many as rows begin in a page of memory
     store      rows of outputs, in the last call of a reduction
 
-and the first call has nothing to overlap with. These are cycles of the RTL that others measured with FireSim;
-`codegen/gemmini/cycles.py` simulates the RTL of this repository, whose constants differ.
+and the first call has nothing to overlap with. Each word of weights has a cost of its own, once: what is read again is
+probably in the L2 of the system. These are cycles of the RTL that others measured with FireSim;
+`codegen/gemmini/cycles.py` simulates Tilewright's RTL, whose constants differ.
 
 Four rules of the programs that were measured, found in the residuals of the measured rows:
 
@@ -21,13 +22,14 @@ Four rules of the programs that were measured, found in the residuals of the mea
     a convolution's image is square: a narrow image takes as long as a square one with its longer side;
     with a kernel of even size the output is one pixel wider and higher.
 
-There are seven constants for convolutions and seven for matmuls. `fit` finds them from measured rows.
+There are eight constants for convolutions and eight for matmuls. `fit` finds them from measured rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -54,11 +56,12 @@ class Constants(NamedTuple):
     output_row: float
     page_miss: float
     between: float  # from one call to the next
+    weight_word: float  # once for each word of weights
 
 
 # Where a fit begins.
-_CONVOLUTION = Constants(250.0, 0.5, 1.5, 1.5, 0.5, 8.0, 10.0)
-_MATMUL = Constants(125.0, 1.0, 1.5, 1.5, 0.5, 10.0, 2.0)
+_CONVOLUTION = Constants(250.0, 0.5, 1.5, 1.5, 0.5, 8.0, 10.0, 1 / 16)
+_MATMUL = Constants(125.0, 1.0, 1.5, 1.5, 0.5, 10.0, 2.0, 1 / 16)
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,9 @@ class Tile(NamedTuple):
     height: np.ndarray
     inputs: np.ndarray  # rows that the DMA moves
     weights: np.ndarray
+    pages: np.ndarray  # of weights
     outputs: np.ndarray
+    stores: np.ndarray  # the share of calls that store outputs: the last one of a reduction
 
 
 @dataclass(frozen=True)
@@ -85,10 +90,9 @@ class Calls:
 
     matmul: np.ndarray  # [rows]: run as matmuls
     side: np.ndarray  # of the array, as far as the mapping uses it
-    sizes: tuple[Tile, ...]  # whole tiles, then those at the right and lower borders
+    sizes: tuple[Tile, ...]  # whole tiles, then those at the borders of channels, rows and columns
     words: np.ndarray  # [rows, 7]: iterations of each loop in one tile
-    pages: np.ndarray  # of weights in a call
-    stores: np.ndarray  # the share of calls that store outputs: the last one of a reduction
+    weights: np.ndarray  # distinct words of the layer
     scratchpad: np.ndarray  # share of it that one call's tiles have
     accumulator: np.ndarray
 
@@ -107,53 +111,55 @@ class Calls:
         matmul = (extents[:, [R, S, Q]] == 1).all(axis=1)
         of_array = np.ceil(extents / side[:, None])
         blocks = np.minimum(np.maximum(np.floor(words / _BLOCK), 1.0), of_array)
-        channels = np.where(matmul, blocks[:, C] * side, words[:, C])
-        deep = np.where(matmul, blocks[:, C], np.ceil(words[:, C] / side))
-        wide = np.where(matmul, blocks[:, K], np.ceil(words[:, K] / side))
         taps = words[:, R] * words[:, S]
-        parts_deep = np.where(matmul, np.ceil(of_array[:, C] / blocks[:, C]), outer[:, C])
-        parts_wide = np.where(matmul, np.ceil(of_array[:, K] / blocks[:, K]), outer[:, K])
-        repeats = parts_deep * parts_wide * outer[:, R] * outer[:, S]
+        reduced = _parts(
+            np.where(matmul, of_array[:, C] * side, extents[:, C]),
+            np.where(matmul, blocks[:, C] * side, words[:, C]),
+        )
+        wide = np.where(matmul, blocks[:, K], _blocks(extents[:, K], words[:, K], side))
+        repeats = np.where(matmul, np.ceil(of_array[:, K] / blocks[:, K]), outer[:, K])
+        windows = outer[:, R] * outer[:, S]  # parts of the kernel, one after the other
         image = np.maximum(extents[:, P], extents[:, Q]) + (extents[:, R] % 2 == 0)
         across = _parts(
             np.where(matmul, extents[:, P], image),
             np.where(matmul, np.minimum(blocks[:, P] * side, extents[:, P]), words[:, P]),
         )
         down = _parts(np.where(matmul, 1.0, image), np.where(matmul, 1.0, words[:, Q]))
-        sizes = []
-        for columns, width in across:
-            for rows, height in down:
-                window = [
-                    (size - 1.0) * nests.stride[:, axis]
-                    + (words[:, tap] - 1.0) * nests.dilation[:, axis]
-                    + 1.0
-                    for axis, (size, tap) in enumerate(((width, R), (height, S)))
-                ]
-                sizes.append(
-                    Tile(
-                        columns * rows * repeats,
-                        taps * deep * wide * height,
-                        width,
-                        height,
-                        window[0] * window[1] * deep,
-                        taps * channels * wide,
-                        width * height * wide,
-                    )
+        sizes: list[Tile] = []
+        for (columns, width), (rows, height), (parts, channels) in product(across, down, reduced):
+            window = [
+                (size - 1.0) * nests.stride[:, axis] + (words[:, tap] - 1.0) * nests.dilation[:, axis] + 1.0
+                for axis, (size, tap) in enumerate(((width, R), (height, S)))
+            ]
+            deep = np.ceil(channels / side)
+            # The last channels complete a sum: those of the tile at the border, if there is one.
+            last = (reduced[1][0] == 0) if len(sizes) % 2 == 0 else np.ones(len(side))
+            sizes.append(
+                Tile(
+                    columns * rows * parts * windows * repeats,
+                    taps * deep * wide * height,
+                    width,
+                    height,
+                    window[0] * window[1] * deep,
+                    taps * channels * wide,
+                    taps * channels * np.minimum(extents[:, K] / PAGE, 1.0),
+                    width * height * wide,
+                    last / (windows * np.maximum(parts, 1.0)),
                 )
+            )
         return cls(
             matmul,
             side,
             tuple(sizes),
             words,
-            taps * channels * np.minimum(extents[:, K] / PAGE, 1.0),
-            1.0 / (outer[:, R] * outer[:, S] * parts_deep),
+            extents[:, [R, S, C, K]].prod(axis=1),
             (sizes[0].inputs + sizes[0].weights) * side / hardware.scratchpad,
             sizes[0].outputs * side / hardware.accumulator,
         )
 
     def take(self, rows: np.ndarray) -> Calls:
         sizes = tuple(Tile(*(column[rows] for column in size)) for size in self.sizes)
-        columns = (self.words, self.pages, self.stores, self.scratchpad, self.accumulator)
+        columns = (self.words, self.weights, self.scratchpad, self.accumulator)
         return Calls(self.matmul[rows], self.side[rows], sizes, *(column[rows] for column in columns))
 
     def parts(self, size: Tile, constants: Constants) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -164,16 +170,16 @@ class Calls:
         transfer = (
             constants.input_row * size.inputs
             + constants.weight_row * size.weights
-            + constants.page_miss * self.pages
+            + constants.page_miss * size.pages
         )
         return size.runs * run, transfer, constants.output_row * size.outputs
 
     def _of_one_kind(self, constants: Constants) -> np.ndarray:
-        total = np.zeros(len(self.side))
+        total = constants.weight_word * self.weights
         for index, size in enumerate(self.sizes):
             compute, transfer, store = self.parts(size, constants)
             longest = np.maximum(np.maximum(compute, transfer), constants.issue)
-            stalled = np.maximum(store - longest, 0.0) * self.stores
+            stalled = np.maximum(store - longest, 0.0) * size.stores
             total += size.calls * (longest + stalled + constants.between)
             if index == 0:
                 total += np.minimum(compute, transfer) + store
@@ -182,6 +188,12 @@ class Calls:
     def cycles(self, fitted: Fitted) -> np.ndarray:
         """The cycles: [rows]."""
         return np.where(self.matmul, self._of_one_kind(fitted.matmul), self._of_one_kind(fitted.convolution))
+
+
+def _blocks(extent: np.ndarray, tile: np.ndarray, side: np.ndarray) -> np.ndarray:
+    """Blocks of the array in a tile of channels, on average: the last tile ends with the layer's channels."""
+    total = sum(count * np.ceil(size / side) for count, size in _parts(extent, tile))
+    return np.asarray(total / np.ceil(extent / tile))
 
 
 def _parts(extent: np.ndarray, tile: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], ...]:

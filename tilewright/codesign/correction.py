@@ -1,13 +1,13 @@
-"""Cycles of Gemmini's RTL, as far as the analytical model leaves them out: counted, and then learned.
+"""Cycles of Gemmini's RTL in FireSim, as far as the analytical model leaves them out: counted, and then learned.
 
 `calls.py` counts what the RTL executes and has a few constants, fitted to random mappings that ran on the RTL. What it
 leaves out is learned: the logarithm of measured over counted cycles is a Gaussian process over the shares of computing
 and transfers in a call, sizes of tiles, loops and tensors, how full the memories are, and the kind of a mapping: found
 by a search, the library's, or random. The one in `correction.json` has its constants from 1,077 random mappings, and
 the rest from these, from 74 mappings that a search had found for 71 layers, and from the library's 74 mappings of the
-same layers, all on arrays of 16x16. What is asked about counts as found by a search. Far from all rows the process adds
-nothing, and what is counted remains. `valid_for` says on which hardware it may be asked. `fit` trains another one from
-measured rows of one's own.
+same layers, all on arrays of 16x16. What is asked about counts as found by a search, if nothing else is said. Far from
+all rows the process adds nothing, and what is counted remains. `valid_for` says on which hardware it may be asked.
+`fit` trains another one from measured rows of one's own.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from tilewright.codesign.problem import C, K, Nests, P, Q, R, S
 from tilewright.errors import HardwareRangeError, MeasuredDataError
 
 # Chosen on random and automatic mappings, by leaving whole layers out.
-_LENGTH = 12.0
-_MAX_LEARNED = 0.7  # of what is learned, as a logarithm: some random rows took 10 to 200 times as long
+_LENGTH = 6.0
+_MAX_LEARNED = 0.5  # of what is learned, as a logarithm: some random rows took 10 to 200 times as long
 
 
 class _Kind(NamedTuple):
@@ -37,7 +37,7 @@ class _Kind(NamedTuple):
     noise: float
 
 
-_KINDS = {"found": _Kind(4.0, 0.05), "automatic": _Kind(0.0, 0.05), "random": _Kind(8.0, 0.2)}
+_KINDS = {"found": _Kind(4.0, 0.02), "automatic": _Kind(0.0, 0.02), "random": _Kind(8.0, 0.2)}
 TARGET = "gemmini_cycle"
 _MIN_ROWS = 10
 _SPREAD = 0.05  # below which a feature's spread counts as this
@@ -149,9 +149,9 @@ class Correction:
     def cycles(
         self, nests: Nests, mappings: Mappings, hardware: Hardware, mapped: str = "found"
     ) -> np.ndarray:
-        """The predicted cycles of Gemmini's RTL: [rows]. `mapped`: the kind of the mappings: found, automatic
-        or random. Those that are found never take fewer than by the analytical model, a roofline; of others, whose
-        last tiles are cut at the layer's border, it is none."""
+        """The predicted cycles of Gemmini's RTL in FireSim: [rows]. `mapped`: the kind of the mappings: found,
+        automatic or random. Those that are found never take fewer than by the analytical model, a roofline; of others,
+        whose last tiles are cut at the layer's border, it is none."""
         calls = Calls.of(nests, mappings, hardware)
         raw = _of_kind(features(calls, nests, mappings, self.fitted), _KINDS[mapped])
         logs = self.mean + _kernel((raw - self.centre) / self.scale, self.rows) @ self.weights

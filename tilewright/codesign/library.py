@@ -10,6 +10,7 @@ a whole stride for its last pixel, too. Reductions are DRAM's innermost loops. I
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 
@@ -21,6 +22,7 @@ _OUTER = (N, Q, P, K, S, R, C)
 _SHRUNK = (N, Q, P, K, S, R, C)  # of equally large extents the first
 
 
+@lru_cache(maxsize=4096)
 def library_tile(layer: Layer, machine: GemminiMachine) -> tuple[int, ...]:
     """The iterations of each loop in one tile of Gemmini's library: of a matmul's, maybe more than the layer has."""
     if all(layer.extents[loop] == 1 for loop in (R, S, Q, N)) and layer.stride == (1, 1):
@@ -39,6 +41,14 @@ def library_mapping(layer: Layer, machine: GemminiMachine) -> Mappings:
         factors[0, DRAM, loop] = math.ceil(layer.extents[loop] / (inner * spatial.get(loop, 1)))
     order = np.array([[INNER_ORDER, INNER_ORDER, INNER_ORDER, _OUTER]], np.int8)
     return Mappings(factors, np.array([float(spatial[C])]), np.array([float(spatial[K])]), order)
+
+
+def is_librarys(layer: Layer, mappings: Mappings, machine: GemminiMachine) -> np.ndarray:
+    """Which of a layer's mappings are what the library would choose on this machine: [rows]."""
+    its = library_mapping(layer, machine)
+    same = (mappings.rows == its.rows) & (mappings.columns == its.columns)
+    same &= (mappings.factors == its.factors).all(axis=(1, 2))
+    return np.asarray(same & (mappings.order[:, DRAM] == its.order[:, DRAM]).all(axis=1))
 
 
 def _matmul_tile(layer: Layer, machine: GemminiMachine) -> tuple[int, ...]:

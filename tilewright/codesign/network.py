@@ -14,9 +14,10 @@ from functools import cached_property
 
 import numpy as np
 
+from tilewright.codesign.bound import least_cycles
 from tilewright.codesign.correction import Correction
 from tilewright.codesign.exact import EDP, Objective, best_mapping, near_optimal
-from tilewright.codesign.library import library_mapping
+from tilewright.codesign.library import is_librarys, library_mapping
 from tilewright.codesign.mapping import Hardware, Mappings, Needs, check, needs
 from tilewright.codesign.model import Model
 from tilewright.codesign.problem import Layer, Nests
@@ -170,8 +171,8 @@ def _memory(size: float) -> int:
 @dataclass
 class Evaluator:
     """Evaluates designs for all searches, and counts evaluations of a whole network. Bounds of the exact mapper are
-    counted separately. With a `correction`, cycles approximate those of Gemmini's RTL; energy is the analytical
-    model's."""
+    counted separately. With a `correction`, cycles approximate those of Gemmini's RTL in FireSim, and
+    the library's tilings are predicted as its programs run them; energy is the analytical model's."""
 
     network: Network
     base: GemminiMachine
@@ -196,8 +197,11 @@ class Evaluator:
         self.mappings += len(self.network)
         cycles = found.cycles.value
         if self.correction is not None:
-            self.correction.check(hardware)
-            cycles = self.correction.cycles(self.network.nests, mappings, hardware)
+            each = [
+                self._corrected(layer, mappings.take(slice(row, row + 1)), machine, self.correction)[0]
+                for row, layer in enumerate(self.network.layers)
+            ]
+            cycles = np.array(each)
         return Design(self.network, machine, mappings, cycles, found.microjoules.value)
 
     def smallest(self, mappings: Mappings) -> Design:
@@ -258,11 +262,25 @@ class Evaluator:
         mappings = Mappings.joined([near, library_mapping(layer, machine)])
         rows = np.zeros(len(mappings), int)
         nests, hardware = Nests.of([layer]).take(rows), Hardware.of([machine]).take(rows)
-        self.correction.check(hardware)
         energy = self.model.estimate(nests, mappings, hardware).microjoules.value
-        cycles = self.correction.cycles(nests, mappings, hardware)
+        cycles = self._corrected(layer, mappings, machine, self.correction)
         first = int(objective.of(cycles, energy).argmin())
         return mappings.take(slice(first, first + 1)), float(cycles[first]), float(energy[first])
+
+    def _corrected(
+        self, layer: Layer, mappings: Mappings, machine: GemminiMachine, correction: Correction
+    ) -> np.ndarray:
+        """The corrected cycles of a layer's mappings: [rows]."""
+        rows = np.zeros(len(mappings), int)
+        given = Nests.of([layer]).take(rows), mappings, Hardware.of([machine]).take(rows)
+        correction.check(given[2])
+        cycles = correction.cycles(*given)
+        theirs = is_librarys(layer, mappings, machine)
+        if theirs.any():
+            # The library cuts the last tiles at the layer's border, so the roofline of whole tiles is no bound.
+            automatic = np.maximum(correction.cycles(*given, "automatic"), least_cycles(layer, machine))
+            cycles = np.where(theirs, automatic, cycles)
+        return cycles
 
 
 def _weights(design: Design) -> Objective:

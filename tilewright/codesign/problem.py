@@ -135,14 +135,40 @@ class Nests(NamedTuple):
 
 def layers_of(graph: Graph) -> list[Layer]:
     """The matmuls and convolutions of a model, equal ones once with their count. The host computes the other
-    operators."""
+    operators, and what `left_to_host` says."""
     found: dict[Layer, Layer] = {}
     for node in graph.nodes():
-        for layer in _layers_of_node(node):
+        for layer in () if _is_left(node) else _layers_of_node(node):
             key = replace(layer, count=1, name="")
             known = found.get(key)
             found[key] = layer if known is None else replace(known, count=known.count + layer.count)
     return list(found.values())
+
+
+def left_to_host(graph: Graph) -> dict[str, int]:
+    """The MACs of convolutions that have no mapping, by the operator: transposed ones, and those of more than two
+    axes."""
+    found: dict[str, int] = {}
+    for node in filter(_is_left, graph.nodes()):
+        data, weight = node.inputs[0].shape, node.inputs[1].shape
+        if node.op == "conv_transpose":  # each input meets the whole window of its group
+            name, macs = node.op, math.prod(data) * math.prod(weight[1:])
+        else:
+            sizes = _sizes(node)
+            name = f"{len(sizes.extents)}-d convolution"
+            macs = math.prod(node.shape) * sizes.group_inputs * math.prod(sizes.kernel)
+        found[name] = found.get(name, 0) + macs
+    return found
+
+
+def _is_left(node: Node) -> bool:
+    return node.op == "conv_transpose" or (node.op == "conv" and len(_sizes(node).extents) > 2)
+
+
+def _sizes(node: Node) -> ConvGeometry:
+    return ConvGeometry.of(
+        node.inputs[0].shape, node.inputs[1].shape, node.attrs["groups"], node.attrs["layout"]
+    )
 
 
 def _layers_of_node(node: Node) -> list[Layer]:
@@ -170,15 +196,8 @@ def _layers_of_node(node: Node) -> list[Layer]:
 
 
 def _convolution_of(node: Node) -> Layer:
-    sizes = ConvGeometry.of(
-        node.inputs[0].shape, node.inputs[1].shape, node.attrs["groups"], node.attrs["layout"]
-    )
+    sizes = _sizes(node)
     rank = len(sizes.extents)
-    if rank > 2:
-        raise MappingError(
-            f"{node.name or 'a convolution'} has {rank} spatial axes; the accelerator maps at most two",
-            remedy="leave 3-d convolutions to another target",
-        )
     one = (1,) * (2 - rank)
     return Layer.convolution(
         (*one, *sizes.extents),

@@ -43,7 +43,7 @@ def parameters(design: Design) -> dict[str, Any]:
             "SP_ROWS": machine.scratchpad_rows,
             "ACC_ROWS": machine.accumulator_rows,
             "SP_BANKS": machine.scratchpad_banks,
-            "BUS": int(machine.dram_bytes_per_cycle),
+            "BUS": machine.bus_bytes,
         },
         "area_mm2": design.area,
         "cycles": design.cycles,

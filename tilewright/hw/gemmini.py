@@ -76,7 +76,6 @@ class GemminiMachine:
     scratchpad: int = 256 * KIB  # bytes
     accumulator: int = 64 * KIB  # bytes
     scratchpad_banks: int = 4
-    accumulator_banks: int = 2
     dram_bytes_per_cycle: float = 8.0  # of the DMA's bus
     dram_block: int = 64  # bytes that DRAM moves together
     dataflow: Literal["weight_stationary"] = "weight_stationary"
@@ -87,12 +86,12 @@ class GemminiMachine:
     ACCUMULATOR_BYTES: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
-        _expect("dim", self.dim, *DIM_RANGE)
-        _expect("scratchpad", self.scratchpad, *MEMORY_RANGE)
-        _expect("accumulator", self.accumulator, *MEMORY_RANGE)
+        _expect("dim", self.dim, *DIM_RANGE, whole=True)
+        _expect("scratchpad", self.scratchpad, *MEMORY_RANGE, whole=True)
+        _expect("accumulator", self.accumulator, *MEMORY_RANGE, whole=True)
         _expect("dram_bytes_per_cycle", self.dram_bytes_per_cycle, *DRAM_RANGE)
-        for name in ("scratchpad_banks", "accumulator_banks", "dram_block"):
-            _expect(name, getattr(self, name), 1, 1 << 10)
+        for name in ("scratchpad_banks", "dram_block"):
+            _expect(name, getattr(self, name), 1, 1 << 10, whole=True)
         if self.dataflow != "weight_stationary":
             raise HardwareRangeError(f"dataflow must be 'weight_stationary', got {self.dataflow!r}")
         for name, rows in (("scratchpad", self.scratchpad_rows), ("accumulator", self.accumulator_rows)):
@@ -109,6 +108,17 @@ class GemminiMachine:
     def area(self) -> float:
         """Square millimetres."""
         return sum(self.area_model.parts(self.dim, self.scratchpad, self.accumulator))
+
+    @property
+    def bus_bytes(self) -> int:
+        """The bytes of the bus to DRAM of Tilewright's RTL. Raises HardwareRangeError if they are no multiple of 4, a
+        word of the accumulator: the analytical model takes any bandwidth, the RTL does not."""
+        if self.dram_bytes_per_cycle % self.ACCUMULATOR_BYTES:
+            raise HardwareRangeError(
+                "dram_bytes_per_cycle must be a multiple of 4 for the RTL's bus, got"
+                f" {self.dram_bytes_per_cycle:g}"
+            )
+        return int(self.dram_bytes_per_cycle)
 
     @property
     def scratchpad_rows(self) -> int:
@@ -167,6 +177,8 @@ class GemminiMachine:
         )
 
 
-def _expect(name: str, value: float, least: float, most: float) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
-        raise HardwareRangeError(f"{name} must be between {least:g} and {most:g}, got {value!r}")
+def _expect(name: str, value: float, least: float, most: float, whole: bool = False) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not least <= value <= most or (whole and value != int(value)):
+        what = "a whole number between" if whole else "between"
+        raise HardwareRangeError(f"{name} must be {what} {least:,.15g} and {most:,.15g}, got {value!r}")

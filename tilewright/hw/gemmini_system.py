@@ -18,7 +18,6 @@ _SETTABLE = (
     "scratchpad",
     "accumulator",
     "scratchpad_banks",
-    "accumulator_banks",
     "dram_bytes_per_cycle",
 )
 
@@ -32,6 +31,9 @@ class GemminiSystem:
     host: CpuMachine
     accelerator: GemminiMachine = field(default_factory=GemminiMachine)
     timing: GemminiTiming = field(default_factory=GemminiTiming)
+
+    def __post_init__(self) -> None:
+        _ = self.accelerator.bus_bytes  # its programs run on the RTL
 
     def channel_multiple(self, dtype: DType) -> int:
         return 1

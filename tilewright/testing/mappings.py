@@ -1,9 +1,13 @@
 """What a mapping costs on Gemmini, counted by running its loops over tiles.
 
-It shares nothing with the model that guides the searches (`codesign/model.py`) but the energies of accesses, so that it
-can judge what they found. Loops run one iteration at a time, and each tile is compared with the one before it: of
-weights and outputs a tile that differs is moved as a whole. Of inputs only those words of a window are read that the
-window before it did not have, if nothing but the innermost loop has moved: these are Timeloop's rules.
+It judges what searches find, which the model (`codesign/model.py`) guides. What it counts is its own: how often the
+tiles of each memory change, and which words of the inputs are new. The sums over these counts are the model's: the same
+parts of a roofline, and the same energies of accesses. tests/testing/test_mappings.py compares the counts with sets of
+words, one word at a time.
+
+Loops run one iteration at a time, and each tile is compared with the one before it: of weights and outputs a tile that
+differs is moved as a whole. Of inputs only those words of a window are read that the window before it did not have, if
+nothing but the innermost loop has moved: these are Timeloop's rules.
 """
 
 from __future__ import annotations

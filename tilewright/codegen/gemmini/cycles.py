@@ -159,7 +159,7 @@ def _loads(
     at, found = table.positions(name), table.fields(name)
     if not at.size:
         return
-    dim, bus = machine.dim, int(machine.dram_bytes_per_cycle)
+    dim, bus = machine.dim, machine.bus_bytes
     configured, config = table.positions("config_ld"), table.fields("config_ld")
     mine = config["slot"] == slot
     of = np.searchsorted(configured[mine], at) - 1
@@ -183,7 +183,7 @@ def _stores(table: WordTable, machine: GemminiMachine, made: list[_Op | str | No
     at, found = table.positions("mvout"), table.fields("mvout")
     if not at.size:
         return
-    bus = int(machine.dram_bytes_per_cycle)
+    bus = machine.bus_bytes
     config = table.fields("config_st")
     of = np.searchsorted(table.positions("config_st"), at) - 1
     pool = config["pool_size"][of]

@@ -29,7 +29,7 @@ _AGAIN_SECONDS = 1.0  # at least, between two questions to a worker
 _LONGEST_SECONDS = 3600.0  # that a request may wait
 
 
-@dataclass
+@dataclass(eq=False)
 class Work:
     """A build, trial or race. `name`: the worker's name for the request. `lost`: the workers that failed to do it."""
 
@@ -43,6 +43,12 @@ class Work:
     rebuild: Callable[[], None] | None = None  # called if the object code that it needs was lost with a node
     failed_on: Worker | None = None  # the device that failed the candidate, until another has too
     failure: str = ""  # how it failed there
+    doubted: Worker | None = None  # the device that answered while its speed was another
+
+    @property
+    def tried(self) -> set[str]:
+        """The workers that others are preferred to."""
+        return {*self.lost, *(each.name for each in (self.failed_on, self.doubted) if each is not None)}
 
 
 @dataclass

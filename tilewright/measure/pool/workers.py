@@ -10,13 +10,14 @@ import contextlib
 import importlib.metadata
 import platform
 import time
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from tilewright.errors import PoolError
+from tilewright.measure.pool.references import References
 from tilewright.measure.pool.wire import Hello
 from tilewright.support.fingerprint import fingerprint
 from tilewright.support.version import VERSION
@@ -26,7 +27,6 @@ _HELLO_SECONDS = 30.0  # for those who are there to answer a greeting
 _START_SECONDS = 180.0  # for one that is just starting, perhaps beside others
 _CLOCK_SECONDS = 60.0  # by which a node's clock may be off
 _PAUSE, _MAX_PAUSE = 1.0, 60.0  # seconds without work after trouble: at first, at most
-_REMEMBERED = 512  # times of the reference kernel
 
 
 class LostObject(Exception):
@@ -40,7 +40,7 @@ class Worker:
     name: str
     handle: Any
     hello: Hello
-    references: deque[float]  # times of its reference kernel, also from before it was away
+    references: References  # times of its reference kernel, also from before it was away
 
     @property
     def is_timer(self) -> bool:
@@ -95,7 +95,7 @@ class Workers:
         self.aside: dict[str, str] = {}  # why they get no work
         self._back: dict[str, float] = {}  # when those may be asked again that only had trouble
         self._troubles: Counter[str] = Counter()
-        self._references: dict[str, deque[float]] = {}
+        self._references: dict[str, References] = {}
         self._greetings: dict[Any, _Greeting] = {}  # by reference: who was greeted and has not answered yet
         self._label = ""  # of the device that was chosen
         self.warnings: list[str] = []
@@ -157,7 +157,7 @@ class Workers:
             self.warnings.append(
                 f"the clock of {where} is off by {off:.0f} s; records have the driver's time"
             )
-        remembered = self._references.setdefault(greeting.name, deque(maxlen=_REMEMBERED))
+        remembered = self._references.setdefault(greeting.name, References())
         self._known[greeting.name] = Worker(greeting.name, greeting.handle, hello, remembered)
         return ""
 

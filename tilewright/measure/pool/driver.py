@@ -54,7 +54,10 @@ from tilewright.space.space import Config
 GIVEN = 3  # times a work item is given out at most: once, and again at most twice
 _BUILD_SECONDS, _TRIAL_SECONDS = 120.0, 180.0  # of work on one, after which a worker is taken to hang
 _TICK = 0.05
-_REFRESH_SECONDS = 5.0
+_NEWS_SECONDS, _REFRESH_SECONDS = (
+    0.2,
+    5.0,
+)  # between two looks for workers: while some are expected, and otherwise
 _DISPUTED = ("wrong", "crash")  # failures that a bad device would cause too: two devices have to agree
 _AGREEING = 2  # fellows that have to agree that a device is too fast
 _SECOND_OPINION = "second opinion"
@@ -188,6 +191,10 @@ class PoolRunner:
         for config in configs:
             self._order_trial((job, config), best)
         self._dispatch()
+
+    def prepared(self, job: Job, configs: Sequence[Config]) -> list[Measurement]:
+        """The prepared configs that have been measured; the others are forgotten."""
+        return self.measure(job, configs, deadline=0.0)
 
     def build(self, job: Job, configs: Sequence[Config], deadline: float | None = None) -> None:
         """Wait until these are built, or every builder has failed."""
@@ -470,7 +477,9 @@ class PoolRunner:
                 self._stuck()
             for attempt, answer in self._answers():
                 self._take(attempt, answer)
-            if time.monotonic() - self._refreshed > (_TICK if self.workers.has_news else _REFRESH_SECONDS):
+            if time.monotonic() - self._refreshed > (
+                _NEWS_SECONDS if self.workers.has_news else _REFRESH_SECONDS
+            ):
                 self._refresh()
 
     def _dispatch(self) -> None:
@@ -575,7 +584,7 @@ class PoolRunner:
         seen, fellows = worker.references, self._fellows(worker)
         seen.add(reference)
         others = [each.references.now for each in fellows if each.references.are_known]
-        level = statistics.median(others) if others else seen.now
+        level = statistics.median(others) if others else 0.0
         if seen.change > DRIFT:
             reason = f"it became {seen.change:.2f}x slower: its clock or its load changed"
             if fellows:
@@ -583,18 +592,23 @@ class PoolRunner:
             elif worker.name not in self._slower:
                 self._slower.add(worker.name)
                 self._note(f"{worker.name} on {worker.host}: {reason}. No other device can do its work")
-        elif seen.now > DRIFT * level or (len(others) >= _AGREEING and seen.now * DRIFT < level):
-            self._set_aside(
-                worker, f"its reference kernel takes {seen.now / level:.2f}x the time of its fellows'"
-            )
+        elif seen.are_known and _differs(seen.now, level, len(others)):
+            ratio = seen.now / level
+            self._set_aside(worker, f"its reference kernel takes {ratio:.2f}x the time of its fellows'")
         elif seen.change * DRIFT < 1.0:
             self._note(
                 f"{worker.name} on {worker.host}: it became {1 / seen.change:.2f}x faster than at first"
             )
             seen.begin_anew()
-        is_off = seen.usual and not seen.usual / DRIFT <= reference <= DRIFT * seen.usual
-        return bool(fellows and is_off)
+        expected = seen.usual or level
+        is_off = expected and not expected / DRIFT <= reference <= DRIFT * expected
+        return bool(fellows) and (bool(is_off) or worker.name in self.workers.aside)
 
     def _forget_code(self) -> None:
         while len(self._code) > _KEPT_CODE:
             del self._code[next(iter(self._code))]
+
+
+def _differs(reference: float, level: float, fellows: int) -> bool:
+    """Whether a device is slower than its fellows, or faster than several of them."""
+    return bool(level) and (reference > DRIFT * level or (fellows >= _AGREEING and reference * DRIFT < level))

@@ -31,7 +31,7 @@ from tilewright.measure.kernel_job import KernelJob
 from tilewright.measure.measurement import Measurement
 from tilewright.measure.pool.attempts import REPLY_SECONDS, Attempt, Overdue, Work
 from tilewright.measure.pool.racing import comparable
-from tilewright.measure.pool.references import DRIFT
+from tilewright.measure.pool.references import DRIFT, ratio_to
 from tilewright.measure.pool.waiting import Waiting
 from tilewright.measure.pool.wire import (
     BuildAnswer,
@@ -59,7 +59,7 @@ _NEWS_SECONDS, _REFRESH_SECONDS = (
     5.0,
 )  # between two looks for workers: while some are expected, and otherwise
 _DISPUTED = ("wrong", "crash")  # failures that a bad device would cause too: two devices have to agree
-_AGREEING = 2  # fellows that have to agree that a device is too fast
+_AGREEING = 2  # fellows that a device is compared with, if there are so many
 _SECOND_OPINION = "second opinion"
 _DRAINING = "draining"
 _KEPT_CODE = 512
@@ -584,7 +584,7 @@ class PoolRunner:
         seen, fellows = worker.references, self._fellows(worker)
         seen.add(reference)
         others = [each.references.now for each in fellows if each.references.are_known]
-        level = statistics.median(others) if others else 0.0
+        is_comparable = len(others) >= min(_AGREEING, len(fellows))
         if seen.change > DRIFT:
             reason = f"it became {seen.change:.2f}x slower: its clock or its load changed"
             if fellows:
@@ -592,23 +592,17 @@ class PoolRunner:
             elif worker.name not in self._slower:
                 self._slower.add(worker.name)
                 self._note(f"{worker.name} on {worker.host}: {reason}. No other device can do its work")
-        elif seen.are_known and _differs(seen.now, level, len(others)):
-            ratio = seen.now / level
+        elif others and is_comparable and seen.are_known and (ratio := ratio_to(others, seen.now)):
             self._set_aside(worker, f"its reference kernel takes {ratio:.2f}x the time of its fellows'")
-        elif seen.change * DRIFT < 1.0:
+        elif seen.change * DRIFT < 1.0 and is_comparable:
             self._note(
                 f"{worker.name} on {worker.host}: it became {1 / seen.change:.2f}x faster than at first"
             )
             seen.begin_anew()
-        expected = seen.usual or level
-        is_off = expected and not expected / DRIFT <= reference <= DRIFT * expected
-        return bool(fellows) and (bool(is_off) or worker.name in self.workers.aside)
+        expected = seen.usual or (statistics.median(others) if others and is_comparable else reference)
+        is_off = not expected / DRIFT <= reference <= DRIFT * expected
+        return bool(fellows) and (is_off or worker.name in self.workers.aside)
 
     def _forget_code(self) -> None:
         while len(self._code) > _KEPT_CODE:
             del self._code[next(iter(self._code))]
-
-
-def _differs(reference: float, level: float, fellows: int) -> bool:
-    """Whether a device is slower than its fellows, or faster than several of them."""
-    return bool(level) and (reference > DRIFT * level or (fellows >= _AGREEING and reference * DRIFT < level))

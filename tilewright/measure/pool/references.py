@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
+from collections.abc import Sequence
 
 DRIFT = 1.25  # factor by which the reference kernel may differ from the first times, or from those of other devices
 _NEEDED = 3  # times whose median counts
@@ -46,3 +47,12 @@ class References:
         """Compare it with its last times from now on."""
         self._first = list(self._last)
         self._count = len(self._first)
+
+
+def ratio_to(others: Sequence[float], own: float) -> float:
+    """The time of a device over that of its fellows, if it is slower than half of them, or faster than half of them and
+    than at least two; 0 if it agrees with them."""
+    slow, fast = statistics.median_high(others), statistics.median_low(others)
+    if own > DRIFT * slow:
+        return own / slow
+    return own / fast if len(others) > 1 and own * DRIFT < fast else 0.0

@@ -26,6 +26,7 @@ NAMESPACE = "tilewright-pool"
 _HELLO_SECONDS = 30.0  # for those who are there to answer a greeting
 _START_SECONDS = 180.0  # for one that is just starting, perhaps beside others
 _CLOCK_SECONDS = 60.0  # by which a node's clock may be off
+_UNREACHED = 2  # troubles in a row, after which a worker that cannot be reached is started anew
 _PAUSE, _MAX_PAUSE = 1.0, 60.0  # seconds without work after trouble: at first, at most
 
 
@@ -139,6 +140,7 @@ class Workers:
         """Add a worker that answered; or return why it is unusable."""
         try:
             if isinstance(answer, BaseException):
+                self._unreached(greeting, answer)
                 raise ValueError(str(answer).splitlines()[0] if str(answer) else type(answer).__name__)
             hello = msgspec.msgpack.decode(answer, type=Hello)
         except (ValueError, TypeError) as error:  # msgspec's errors are among them
@@ -160,6 +162,12 @@ class Workers:
         remembered = self._references.setdefault(greeting.name, References())
         self._known[greeting.name] = Worker(greeting.name, greeting.handle, hello, remembered)
         return ""
+
+    def _unreached(self, greeting: _Greeting, error: BaseException) -> None:
+        """Start a worker anew that lives and cannot be reached, as when its connections broke: nobody else does. One
+        that is starting is left alone; if it is not seen to be starting, the growing pauses give it the time."""
+        if self._troubles[greeting.name] >= _UNREACHED and "restarting" not in str(error):
+            self.restart(greeting)
 
     @property
     def has_news(self) -> bool:
@@ -242,8 +250,8 @@ class Workers:
         except (ValueError, ray.exceptions.RayError):
             return None
 
-    def restart(self, worker: Worker) -> None:
-        """End an actor that hangs; Ray restarts it on its node."""
+    def restart(self, worker: Worker | _Greeting) -> None:
+        """End an actor that hangs or cannot be reached; Ray restarts it on its node."""
         import ray
 
         with contextlib.suppress(ray.exceptions.RayError, ValueError):

@@ -6,7 +6,8 @@
 slower, for trying what a pool survives.
 
 A pseudo-device says that every kernel is right, and takes a time for it that follows from its object code alone, so
-that runs can be repeated exactly. `serve_slowly` sleeps as long as a real trial would take, without using a core.
+that runs can be repeated exactly. `serve_slowly` sleeps in trials and races for as long as real ones may take, and uses
+no core meanwhile.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from tilewright.measure.timing import Check, CheckDone, LoadTask, Race, Raced, R
 from tilewright.support.process import Channel
 
 REFERENCE_SECONDS = 2e-5
-_SLOW_SECONDS = 0.1
+SLOW_SECONDS = 1.0
 _CALLS = 5
 
 
@@ -60,6 +61,7 @@ def serve(channel: Channel, seconds: float = 0.0) -> None:
             time.sleep(seconds)
             reply = Timed((checked[request.number],) * _CALLS, REFERENCE_SECONDS, True)
         else:
+            time.sleep(request.seconds if seconds else 0.0)
             reply = Raced(tuple((checked[number],) * _CALLS for number in request.numbers))
         for descriptor in descriptors:
             os.close(descriptor)
@@ -67,7 +69,7 @@ def serve(channel: Channel, seconds: float = 0.0) -> None:
 
 
 def serve_slowly(channel: Channel) -> None:
-    serve(channel, _SLOW_SECONDS)
+    serve(channel, SLOW_SECONDS)
 
 
 FAULTS = ("kill", "stop", "slow", "corrupt", "zero", "accuse", "drop", "disconnect")

@@ -96,7 +96,7 @@ _BUILD_SECONDS = 0.2  # for a kernel, until some have been built
 _PER_DEVICE = (
     3  # trials of prepared rounds for each of several devices: one runs, one is there, one is compiled
 )
-_LEAST_ROUNDS = 3  # of a task, however many devices there are: a search learns between rounds
+_MIN_ROUNDS = 3  # of a task, however many devices there are: a search learns between rounds
 _CACHED_SECONDS = 0.03  # for a kernel that is in the cache from its trial
 
 
@@ -294,11 +294,11 @@ class _Run:
 
     @staticmethod
     def _needs_more(begun: Sequence[_Round], runner: Measuring) -> bool:
-        """Whether to begin a round before the first one is finished. Behind it several devices are kept busy."""
+        """Whether to begin a round before the first one is finished. The others keep several devices busy."""
         if len(begun) <= runner.ahead:
             return True
-        behind = sum(len(each.configs) for each in begun) - len(begun[0].configs)
-        return runner.devices > 1 and behind < _PER_DEVICE * runner.devices
+        following = sum(len(each.configs) for each in begun) - len(begun[0].configs)
+        return runner.devices > 1 and following < _PER_DEVICE * runner.devices
 
     def _round_size(self, devices: int) -> int:
         """The number of configs in a round. If there are fewer tasks than devices, rounds are larger."""
@@ -307,7 +307,7 @@ class _Run:
             return preset.round
         tasks = sum(not state.standing.done for state in self.states.values())
         wanted = -(-_PER_DEVICE * devices // max(1, tasks))
-        return max(preset.round, min(wanted, preset.trials // _LEAST_ROUNDS))
+        return max(preset.round, min(wanted, preset.trials // _MIN_ROUNDS))
 
     def _next(self, free: Mapping[str, TaskStanding], fixed: Mapping[str, float]) -> str | None:
         """The task for the next round: one that must be timed and is not yet, else the one with the most to gain."""

@@ -141,7 +141,7 @@ class PoolRunner:
         self._sent: OrderedDict[Job, _Sent] = OrderedDict()
         self._code: dict[_Key, BuiltCode | Measurement] = {}
         self._ordered: dict[_Key, list[Callable[[], None]]] = {}  # builds, and what is called when they end
-        self._trials: dict[_Key, _Trial] = {}  # that were ordered, and not asked for yet
+        self._trials: dict[_Key, _Trial] = {}  # that were ordered, and not returned yet
         self._answered_by: dict[_Key, tuple[str, Worker]] = {}  # not acknowledged yet: trial, timer
         self._refreshed = time.monotonic()
         self._slower: set[str] = set()  # devices that became slower and have no fellow
@@ -264,9 +264,7 @@ class PoolRunner:
                 work = self._race(job, able, seconds * len(able) / len(running), raced)
                 work.rebuild = partial(rebuild, able, built)
                 ordered.add(work)
-                self._waiting.add(
-                    work, first=True
-                )  # before trials of other rounds, which nobody waits for yet
+                self._waiting.add(work, first=True)  # before trials of later rounds
             return len(raced) == len(groups)
 
         self._work_off(is_done, deadline, self._is_spent)
@@ -351,7 +349,7 @@ class PoolRunner:
 
     def _begin_trial(self, key: _Key, trial: _Trial, best: float | None) -> None:
         if self._trials.get(key) is not trial:
-            return  # nobody waits for it any more
+            return  # it is not wanted any more
         code = self._code.get(key)
         if not isinstance(code, BuiltCode):
             trial.end(code)  # that it does not compile; None: no builder could build it

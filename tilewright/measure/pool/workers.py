@@ -164,7 +164,7 @@ class Workers:
         return ""
 
     def _unreached(self, greeting: _Greeting, error: BaseException) -> None:
-        """Start a worker anew that lives and cannot be reached, as when its connections broke: nobody else does. One
+        """Start a worker anew that lives and cannot be reached, as when its connections broke: Ray does not. One
         that is starting is left alone; if it is not seen to be starting, the growing pauses give it the time."""
         if self._troubles[greeting.name] >= _UNREACHED and "restarting" not in str(error):
             self.restart(greeting)

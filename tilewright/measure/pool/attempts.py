@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from tilewright.measure.measurement import Measurement
 from tilewright.measure.pool.wire import InProgress
 from tilewright.measure.pool.workers import Worker
 
@@ -49,6 +50,23 @@ class Work:
     def tried(self) -> set[str]:
         """The workers that others are preferred to."""
         return {*self.lost, *(each.name for each in (self.failed_on, self.doubted) if each is not None)}
+
+
+@dataclass(eq=False)
+class OrderedTrial:
+    """A trial that was ordered. `found`: its measurement; None until it has ended, or if no node could do it.
+    `work`: once it is built. `builds`: how often its object code was lost. `when_ended`: is called then."""
+
+    has_ended: bool = False
+    found: Measurement | None = None
+    work: Work | None = None
+    builds: int = 0
+    when_ended: list[Callable[[], None]] = field(default_factory=list)
+
+    def end(self, found: Measurement | None) -> None:
+        self.has_ended, self.found = True, found
+        for call in self.when_ended:
+            call()
 
 
 @dataclass

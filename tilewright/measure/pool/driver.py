@@ -16,7 +16,7 @@ import statistics
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from tilewright.measure.jobs import Job, build_request
 from tilewright.measure.kernel_build import BuildKernel
 from tilewright.measure.kernel_job import KernelJob
 from tilewright.measure.measurement import Measurement
-from tilewright.measure.pool.attempts import REPLY_SECONDS, Attempt, Overdue, Work
+from tilewright.measure.pool.attempts import REPLY_SECONDS, Attempt, OrderedTrial, Overdue, Work
 from tilewright.measure.pool.racing import comparable
 from tilewright.measure.pool.references import DRIFT, ratio_to
 from tilewright.measure.pool.waiting import Waiting
@@ -95,23 +95,6 @@ class BuiltCode:
 _Key = tuple[Job, Config]
 
 
-@dataclass(eq=False)
-class _Trial:
-    """A trial that was ordered. `found`: its measurement; None until it has ended, or if no node could do it.
-    `work`: once it is built. `builds`: how often its object code was lost. `when_ended`: is called then."""
-
-    has_ended: bool = False
-    found: Measurement | None = None
-    work: Work | None = None
-    builds: int = 0
-    when_ended: list[Callable[[], None]] = field(default_factory=list)
-
-    def end(self, found: Measurement | None) -> None:
-        self.has_ended, self.found = True, found
-        for call in self.when_ended:
-            call()
-
-
 class PoolRunner:
     """Measures configs on the devices of a pool. `user`: devices are shared fairly among users. `seed`: of the
     validation inputs. `note`: called with problems of nodes. `patience`: seconds of work on a trial after which its
@@ -141,7 +124,7 @@ class PoolRunner:
         self._sent: OrderedDict[Job, _Sent] = OrderedDict()
         self._code: dict[_Key, BuiltCode | Measurement] = {}
         self._ordered: dict[_Key, list[Callable[[], None]]] = {}  # builds, and what is called when they end
-        self._trials: dict[_Key, _Trial] = {}  # that were ordered, and not returned yet
+        self._trials: dict[_Key, OrderedTrial] = {}  # that were ordered, and not returned yet
         self._answered_by: dict[_Key, tuple[str, Worker]] = {}  # not acknowledged yet: trial, timer
         self._refreshed = time.monotonic()
         self._slower: set[str] = set()  # devices that became slower and have no fellow
@@ -333,13 +316,13 @@ class PoolRunner:
         self._code.pop((job, config), None)
         self._order_build(job, config)
 
-    def _order_trial(self, key: _Key, best: float | None) -> _Trial:
+    def _order_trial(self, key: _Key, best: float | None) -> OrderedTrial:
         if key not in self._trials:
-            self._trials[key] = trial = _Trial()
+            self._trials[key] = trial = OrderedTrial()
             self._build_for(key, trial, best)
         return self._trials[key]
 
-    def _build_for(self, key: _Key, trial: _Trial, best: float | None) -> None:
+    def _build_for(self, key: _Key, trial: OrderedTrial, best: float | None) -> None:
         self._order_build(*key)
         begin = partial(self._begin_trial, key, trial, best)
         if (ordered := self._ordered.get(key)) is not None:
@@ -347,7 +330,7 @@ class PoolRunner:
         else:
             begin()
 
-    def _begin_trial(self, key: _Key, trial: _Trial, best: float | None) -> None:
+    def _begin_trial(self, key: _Key, trial: OrderedTrial, best: float | None) -> None:
         if self._trials.get(key) is not trial:
             return  # it is not wanted any more
         code = self._code.get(key)
@@ -367,7 +350,9 @@ class PoolRunner:
         trial.work.rebuild = rebuild
         self._waiting.add(trial.work)
 
-    def _trial(self, job: Job, config: Config, code: BuiltCode, best: float | None, trial: _Trial) -> Work:
+    def _trial(
+        self, job: Job, config: Config, code: BuiltCode, best: float | None, trial: OrderedTrial
+    ) -> Work:
         sent = self._as_sent(job)
         name = request_name("trial", sent.job, config, self.seed)
         candidate = Candidate(config, code.seal)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import math
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -134,7 +136,7 @@ def test_a_lost_request_is_given_again(job: TaskJob, configs: list[Config]) -> N
 class Unreachable(TestTimer):
     """Its connections break in its first trial: it lives, and nothing reaches it. What starts anew can be reached."""
 
-    starts = 0
+    starts, pid = 0, 4321
 
     def __init__(self, node: str) -> None:
         type(self).starts += 1
@@ -148,7 +150,8 @@ class Unreachable(TestTimer):
 
     def hello(self) -> bytes:
         self._reach()
-        return super().hello()
+        hello = msgspec.msgpack.decode(super().hello(), type=Hello)
+        return encode(msgspec.structs.replace(hello, pid=self.pid))
 
     def in_progress(self) -> bytes:
         self._reach()
@@ -164,7 +167,15 @@ def test_a_worker_that_cannot_be_reached_is_started_anew(
 ) -> None:
     monkeypatch.setattr("tilewright.measure.pool.workers._PAUSE", 0.01)
     monkeypatch.setattr(Unreachable, "starts", 0)
-    workers = pool(lambda: Unreachable("node0"), lambda: TestTimer("node1", works_a_little))
+    ended: list[int] = []
+
+    class Ending(TestBuilder):
+        def end(self, pid: int) -> None:
+            ended.append(pid)
+            workers.handles[f"timer/node0/{LABEL}/0"].restart()
+
+    workers = pool(lambda: Unreachable("node0"), lambda: TestTimer("node1", works_a_little), builders=())
+    workers.handles["builder/node0/0"] = Handle(lambda: Ending("node0", MADE))
     with Driver(workers) as runner:
         until = time.monotonic() + 20
         while Unreachable.starts < 2 and time.monotonic() < until:
@@ -174,6 +185,17 @@ def test_a_worker_that_cannot_be_reached_is_started_anew(
     while len(workers.timers()) < 2 and time.monotonic() < deadline:
         workers.refresh(0.1)
     assert len(workers.timers()) == 2
+    assert ended == [Unreachable.pid]
+
+
+def test_a_worker_ends_only_workers_of_its_node() -> None:
+    command = [sys.executable, "-c", "input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as child:  # not one that its parent has started
+        worker = TestTimer("node0")
+        worker.end(child.pid)
+        assert child.poll() is None
+        child.communicate(b"\n")
+    assert child.returncode == 0
 
 
 def test_waiting_for_another_user_is_no_hang(job: TaskJob, configs: list[Config]) -> None:

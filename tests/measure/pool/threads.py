@@ -22,7 +22,7 @@ from tilewright.measure.pool.actors import Builder, Timer
 from tilewright.measure.pool.driver import PoolRunner
 from tilewright.measure.pool.turns import Stopwatch
 from tilewright.measure.pool.wire import TrialAnswer, TrialRequest, pool_job, request_name
-from tilewright.measure.pool.workers import Workers
+from tilewright.measure.pool.workers import Worker, Workers
 from tilewright.measure.single import Built
 from tilewright.space.space import Config
 
@@ -151,7 +151,7 @@ class ThreadWorkers(Workers):
     def _handle(self, name: str) -> Handle:
         return self.handles[name]
 
-    def restart(self, worker: Any) -> None:
+    def restart(self, worker: Worker) -> None:
         self.handles[worker.name].restart()
 
     def wait(self, references: list[Any], seconds: float) -> list[Any]:

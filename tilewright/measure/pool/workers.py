@@ -97,6 +97,7 @@ class Workers:
         self._back: dict[str, float] = {}  # when those may be asked again that only had trouble
         self._troubles: Counter[str] = Counter()
         self._references: dict[str, References] = {}
+        self._hellos: dict[str, Hello] = {}  # the last of each worker, also of those that are away
         self._greetings: dict[Any, _Greeting] = {}  # by reference: who was greeted and has not answered yet
         self._label = ""  # of the device that was chosen
         self.warnings: list[str] = []
@@ -159,15 +160,22 @@ class Workers:
             self.warnings.append(
                 f"the clock of {where} is off by {off:.0f} s; records have the driver's time"
             )
+        self._hellos[greeting.name] = hello
         remembered = self._references.setdefault(greeting.name, References())
         self._known[greeting.name] = Worker(greeting.name, greeting.handle, hello, remembered)
         return ""
 
     def _unreached(self, greeting: _Greeting, error: BaseException) -> None:
-        """Start a worker anew that lives and cannot be reached, as when its connections broke: Ray does not. One
-        that is starting is left alone; if it is not seen to be starting, the growing pauses give it the time."""
-        if self._troubles[greeting.name] >= _UNREACHED and "restarting" not in str(error):
-            self.restart(greeting)
+        """Start a worker anew that lives and cannot be reached, as when its connections broke: Ray does not end it
+        either, so another worker of its node does. One that is starting is left alone; if it is not seen to be
+        starting, the growing pauses give it the time."""
+        hello = self._hellos.get(greeting.name)
+        if self._troubles[greeting.name] < _UNREACHED or "restarting" in str(error) or hello is None:
+            return
+        for fellow in self._known.values():
+            if fellow.hello.node == hello.node:
+                fellow.tell("end", hello.pid)
+                return
 
     @property
     def has_news(self) -> bool:
@@ -250,8 +258,8 @@ class Workers:
         except (ValueError, ray.exceptions.RayError):
             return None
 
-    def restart(self, worker: Worker | _Greeting) -> None:
-        """End an actor that hangs or cannot be reached; Ray restarts it on its node."""
+    def restart(self, worker: Worker) -> None:
+        """End an actor that hangs; Ray restarts it on its node."""
         import ray
 
         with contextlib.suppress(ray.exceptions.RayError, ValueError):

@@ -1,12 +1,13 @@
-"""A pool in which one trial in ten goes wrong, and whose driver is killed twice: what is lost, and what counts twice?
+"""A pool in which one trial in ten goes wrong, whose builders, driver and second node are killed, and of whose devices
+one becomes slower: what is lost, and what counts twice?
 
     python benchmarks/pool_faults.py [--trials 2000] [--minutes 60] [--kills 2]
 
 Two nodes have pseudo-devices whose times follow from the object code, so that a run can be repeated exactly. Every
-candidate is measured on steady devices and on faulty ones (`tilewright.testing.pool.FaultyTimer`); both have a tuning
-database of their own. The driver is a process of its own; a new one takes up what the databases lack. What was written
-is noted in a file after the database has it, and compared with the database at the end. After `--minutes` the run ends
-with what it has; best configs are compared among the candidates that both databases have.
+candidate is measured on steady devices and on faulty ones (`tilewright.testing.pool`); both have a tuning database of
+their own. The driver is a process of its own; a new one takes up what the databases lack. What was written is noted in
+a file after the database has it, and compared with the database at the end. After `--minutes` the run ends with what
+it has; best configs are compared among the candidates that both databases have.
 """
 
 from __future__ import annotations
@@ -22,27 +23,36 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import psutil
 
 from pool_nodes import QUICK, jobs, pool
 from tilewright.db.database import Database
 from tilewright.db.record import Key, Record
 from tilewright.measure.measurement import Measurement
 from tilewright.measure.pool import cluster
-from tilewright.measure.pool.cluster import Device
+from tilewright.measure.pool.cluster import Device, Share
 from tilewright.measure.pool.driver import PoolRunner
 from tilewright.measure.pool.workers import Workers
 from tilewright.measure.trial import TaskJob
 from tilewright.space.space import Config
-from tilewright.testing.pool import FAULTS, fault_log
+from tilewright.testing.pool import FAULTS, fault_log, note_fault
 
 FAULTY = Device(
     "cpu:faulty", timing="tilewright.testing.pool:serve", actor="tilewright.testing.pool:FaultyTimer"
 )
-PATIENCE, REPLY = 20.0, 30.0  # seconds of work on a trial; for a worker to say what it works on
-_ROUND = 125
+SLOWING = replace(FAULTY, actor="tilewright.testing.pool:SlowingTimer")
+# Seconds of work on a trial, and for a worker to say what it works on. A pseudo-device works for milliseconds; a worker
+# that is only starved for longer than this is started anew, which costs time alone.
+PATIENCE, REPLY = 4.0, 10.0
+_BUILDER_EVERY = 15  # faults of timers, after which a builder is killed
+_IN_A_ROUND = 5  # faults since the last record, which say that a round is under way
+_OTHERS = ("slowing", "builder", "node")
+_ROUND = 250
 _KINDS = {"steady": QUICK.label, "faulty": FAULTY.label}
 
 
@@ -90,7 +100,7 @@ def drive(address: str, folder: Path, trials: int) -> None:
                 workers.choose(_KINDS[kind])
                 runner.build(job, wanted)
                 if kind == "faulty" and number + 1 < len(work):
-                    runner.prepare(*work[number + 1])  # built meanwhile
+                    runner.build(*work[number + 1], deadline=0.0)  # meanwhile
                 begin = time.monotonic()
                 found = runner.measure(job, wanted)
                 seconds[kind] += time.monotonic() - begin
@@ -136,24 +146,30 @@ def faults_so_far() -> Counter[str]:
 def faults(trials: int, minutes: float = 60.0, kills: int = 2) -> None:
     fault_log().unlink(missing_ok=True)
     begin = time.monotonic()
-    devices = (QUICK, *(FAULTY,) * 4)
-    with pool([(2, devices), (0, devices)]) as (address, folder):
+    nodes = [(2, (QUICK, SLOWING, *(FAULTY,) * 4)), (0, (QUICK, *(FAULTY,) * 4))]
+    with pool(nodes) as (address, folder):
         print(f"the pool is up after {time.monotonic() - begin:.0f} s", flush=True)
-        begin, killed, ended = time.monotonic(), 0, False
+        second = max(cluster.nodes_here().items(), key=lambda each: each[1]["pid"])[0]
+        begin, killed, builders, joined, ended = time.monotonic(), 0, 0, False, False
         while not ended and time.monotonic() - begin < 60 * minutes:
             command = [sys.executable, __file__, "--drive", address, str(folder), "--trials", str(trials)]
             with subprocess.Popen(command, start_new_session=True) as driver, ended_with_us(driver):
-                shown = -1
+                shown, seen = -1, 0
                 while (code := driver.poll()) is None:
                     time.sleep(1.0)
                     notes = [note for note in notes_of(folder) if note["kind"] == "faulty"]
-                    done = sum(note["acknowledged"] for note in notes)
+                    done, count = sum(note["acknowledged"] for note in notes), sum(faults_so_far().values())
                     if done != shown:
-                        shown, count = done, sum(faults_so_far().values())
-                        after = time.monotonic() - begin
+                        after, shown, seen = time.monotonic() - begin, done, count
                         print(f"{done} of {trials} trials, {count} faults, {after:.0f} s", flush=True)
-                    if killed < kills and done >= (killed + 1) * trials / (kills + 1):
-                        time.sleep(3.0)  # in the middle of a round
+                    in_a_round = count >= seen + _IN_A_ROUND
+                    if count >= (builders + 1) * _BUILDER_EVERY:
+                        builders += 1
+                        kill_a_builder(builders)
+                    if not joined and in_a_round and done >= trials / 2:
+                        kill_a_node(address, second, nodes[1])
+                        joined = True
+                    elif killed < kills and in_a_round and done >= (killed + 1) * trials / (kills + 1):
                         driver.send_signal(signal.SIGKILL)
                         killed += 1
                         print("the driver is killed", flush=True)
@@ -165,6 +181,31 @@ def faults(trials: int, minutes: float = 60.0, kills: int = 2) -> None:
                 break
             ended = code == 0
         report(folder, trials, killed, ended)
+
+
+def kill_a_builder(number: int) -> None:
+    nodes = [psutil.Process(node["pid"]) for node in cluster.nodes_here().values()]
+    builders = []
+    for process in (each for node in nodes for each in node.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):
+            if process.cmdline()[:1] and process.cmdline()[0].startswith("ray::Builder"):
+                builders.append(process)
+    if builders:
+        with contextlib.suppress(psutil.Error):
+            builders[number % len(builders)].kill()
+            note_fault("builder")
+
+
+def kill_a_node(address: str, name: str, share: tuple[int, tuple[Device, ...]]) -> None:
+    """Kill the processes of a node, and let another one join."""
+    node = psutil.Process(cluster.nodes_here()[name]["pid"])
+    for process in (node, *node.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    note_fault("node")
+    print("a node is killed", flush=True)
+    cluster.join(Share(*share), address)
+    print("another node has joined", flush=True)
 
 
 @contextlib.contextmanager
@@ -192,21 +233,26 @@ def report(folder: Path, trials: int, killed: int, ended: bool) -> None:
     both = [record for record in found["steady"] if (record.key, str(record.config)) in counts]
     best = {"steady": best_of(both), "faulty": best_of(found["faulty"])}
     same = sum(best["faulty"][key] == best["steady"].get(key) for key in best["faulty"])
+    times = {(record.key, str(record.config)): record.times for record in found["steady"]}
+    other = sum(
+        record.times != times.get((record.key, str(record.config)), record.times)
+        for record in found["faulty"]
+    )
     last = {(note["pid"]): note for note in notes}.values()  # of each driver
     again = sum(note["given_again"] for note in last)
     seconds = {kind: sum(note["seconds"][kind] for note in last) for kind in _KINDS}
     acknowledged = sum(note["acknowledged"] for note in notes if note["kind"] == "faulty")
     print(
         "\n| trials | recorded | faults | drivers killed | given again | acknowledged and lost | counted twice |"
-        " same best configs | s | s without faults | ended |"
+        " same best configs | other times | s | s without faults | ended |"
     )
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    print("|" + " --- |" * 12)
     print(
         f"| {trials} | {len(counts)} | {sum(kinds.values())} | {killed} | {again} | {lost} of {acknowledged} |"
-        f" {twice} | {same} of {len(best['faulty'])} | {seconds['faulty']:.0f} | {seconds['steady']:.0f} |"
+        f" {twice} | {same} of {len(best['faulty'])} | {other} | {seconds['faulty']:.0f} | {seconds['steady']:.0f} |"
         f" {'yes' if ended else 'no: out of time'} |"
     )
-    print("\nFaults: " + ", ".join(f"{kinds[fault]} {fault}" for fault in FAULTS), flush=True)
+    print("\nFaults: " + ", ".join(f"{kinds[fault]} {fault}" for fault in (*FAULTS, *_OTHERS)), flush=True)
 
 
 def best_of(records: list[Record]) -> dict[object, tuple[float, str]]:

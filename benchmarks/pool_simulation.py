@@ -16,12 +16,14 @@ from random import Random
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds. `driver`: for each of a trial's four messages (build and trial, out and back). `node`: of a device's
-    time, for each trial besides `trial` itself. `transfer`: of the object store, for a candidate's code."""
+    """Seconds. `driver`: for each of a trial's four messages (build and trial, out and back). `idle`: the share of its
+    time that the driver spends otherwise, while nothing waits for it. `node`: of a device's time, for each trial
+    besides `trial` itself. `transfer`: of the object store, for a candidate's code."""
 
     build: float = 0.15
-    trial: float = 0.1
+    trial: float = 1.0
     driver: float = 0.0004
+    idle: float = 0.0
     node: float = 0.001
     transfer: float = 0.0001
     failures: float = 0.0  # for each second of a device's work
@@ -128,4 +130,5 @@ def simulated(
             begin(device)
         give_out()
     seconds = max(now, driver_free)
-    return Result(seconds, trials / seconds, driver_used / seconds, store_used / seconds, again)
+    share = driver_used / seconds
+    return Result(seconds, trials / seconds, share + costs.idle * (1 - share), store_used / seconds, again)

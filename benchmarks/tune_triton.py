@@ -249,6 +249,7 @@ class Replay:
     """A runner that answers with the times of a file, and counts the requests."""
 
     ahead = 0
+    devices = 1
     spent = False
 
     def __init__(self, recorded: Recorded) -> None:
@@ -266,8 +267,11 @@ class Replay:
     def expect(self, job: Job) -> None:
         pass
 
-    def prepare(self, job: Job, configs: Sequence[Config]) -> None:
+    def prepare(self, job: Job, configs: Sequence[Config], *, best: float | None = None) -> None:
         pass
+
+    def prepared(self, job: Job, configs: Sequence[Config]) -> list[Measurement]:
+        return []
 
     def acknowledge(self, job: Job, measured: Sequence[Measurement]) -> None:
         pass
@@ -284,7 +288,9 @@ class Replay:
             for config, row in zip(configs, rows, strict=True)
         ]
 
-    def race(self, job: Job, configs: Sequence[Config], seconds: float) -> list[list[float]]:
+    def race(
+        self, job: Job, configs: Sequence[Config], seconds: float, *, deadline: float | None = None
+    ) -> list[list[float]]:
         return [[self.recorded.row(config)["seconds"]] for config in configs]
 
 

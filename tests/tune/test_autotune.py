@@ -155,6 +155,7 @@ class Counting:
     """A runner without processes: larger blocks take less time."""
 
     ahead = 0
+    devices = 1
     spent = False
 
     def __init__(self) -> None:
@@ -172,7 +173,7 @@ class Counting:
     def expect(self, job: Any) -> None:
         pass
 
-    def prepare(self, job: Any, configs: Any) -> None:
+    def prepare(self, job: Any, configs: Any, *, best: Any) -> None:
         pass
 
     def acknowledge(self, job: Any, measured: Any) -> None:
@@ -182,7 +183,7 @@ class Counting:
         self.measured += configs
         return [Measurement(config, (1.0 / config["BLOCK"],) * 5, 0.0) for config in configs]
 
-    def race(self, job: Any, configs: Any, seconds: float) -> list[list[float]]:
+    def race(self, job: Any, configs: Any, seconds: float, *, deadline: Any) -> list[list[float]]:
         return [[1.0 / config["BLOCK"]] * 5 for config in configs]
 
 

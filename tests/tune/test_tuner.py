@@ -91,12 +91,13 @@ class Told:
         pass
 
     ahead = 0
+    devices = 1
     spent = False
 
     def expect(self, job: TaskJob) -> None:
         pass
 
-    def prepare(self, job: TaskJob, configs: Sequence[Config]) -> None:
+    def prepare(self, job: TaskJob, configs: Sequence[Config], *, best: float | None) -> None:
         pass
 
     def measure(
@@ -114,7 +115,9 @@ class Told:
                 found.append(Measurement(config, (seconds / self.speed(),) * 5, 0.0))
         return found
 
-    def race(self, job: TaskJob, configs: Sequence[Config], seconds: float) -> list[list[float]]:
+    def race(
+        self, job: TaskJob, configs: Sequence[Config], seconds: float, *, deadline: float
+    ) -> list[list[float]]:
         self.raced.append(list(configs))
         speed = self.speed()
         times = [self.seconds(config) for config in configs]

@@ -185,6 +185,11 @@ class Runner:
         return 0 if self.device is None else _AHEAD
 
     @property
+    def devices(self) -> int:
+        """How many devices time at once."""
+        return 1
+
+    @property
     def spent(self) -> bool:
         """Whether a budget of device time is used up: this machine's devices have none."""
         return False
@@ -208,13 +213,17 @@ class Runner:
             self._queue.appendleft(self._validation_order(job))
             self._dispatch()
 
-    def prepare(self, job: Job, configs: Sequence[Config]) -> None:
+    def prepare(self, job: Job, configs: Sequence[Config], *, best: float | None = None) -> None:
         """Announce that these configs are measured soon, so that they are built meanwhile."""
         self._start_timer()
         if not self._has_validation(job):
             self._queue.append(self._validation_order(job))
         self._order_builds(job, configs)
         self._dispatch()
+
+    def prepared(self, job: Job, configs: Sequence[Config]) -> list[Measurement]:
+        """Prepared configs are built and not measured: there is one device."""
+        return []
 
     def measure(
         self,
@@ -241,9 +250,15 @@ class Runner:
                         best = min(best or measured.seconds, measured.seconds)
         return results
 
-    def race(self, job: Job, configs: Sequence[Config], seconds: float) -> list[list[float]]:
-        """Time configs interleaved, for about this long in total. A config that fails has no times."""
-        made = dict(zip(configs, self.build(job, configs), strict=True))
+    def race(
+        self, job: Job, configs: Sequence[Config], seconds: float, *, deadline: float | None = None
+    ) -> list[list[float]]:
+        """Time configs interleaved, for about this long in total. A config that fails has no times, and none has any
+        if they are not built before `deadline`."""
+        try:
+            made = dict(zip(configs, self.build(job, configs, deadline), strict=True))
+        except OutOfTime:
+            return [[] for _ in configs]
         running = {config: each for config, each in made.items() if isinstance(each, Made)}
         times = self.race_built(job, running, seconds)
         return [times.get(config, []) for config in configs]

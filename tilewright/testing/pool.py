@@ -2,10 +2,12 @@
 
     Device("cpu:pseudo", timing="tilewright.testing.pool:serve")
 
-`FaultyTimer` is a timer that fails now and then in one of the ways of `FAULTS`, for trying what a pool survives.
+`FaultyTimer` is a timer that fails now and then in one of the ways of `FAULTS`, and `SlowingTimer` one that becomes
+slower, for trying what a pool survives.
 
 A pseudo-device says that every kernel is right, and takes a time for it that follows from its object code alone, so
-that runs can be repeated exactly. `serve_slowly` sleeps as long as a real trial would take, without using a core.
+that runs can be repeated exactly. `serve_slowly` sleeps in trials and races for as long as real ones may take, and uses
+no core meanwhile.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from tilewright.measure.timing import Check, CheckDone, LoadTask, Race, Raced, R
 from tilewright.support.process import Channel
 
 REFERENCE_SECONDS = 2e-5
-_SLOW_SECONDS = 0.1
+SLOW_SECONDS = 1.0
 _CALLS = 5
 
 
@@ -59,6 +61,7 @@ def serve(channel: Channel, seconds: float = 0.0) -> None:
             time.sleep(seconds)
             reply = Timed((checked[request.number],) * _CALLS, REFERENCE_SECONDS, True)
         else:
+            time.sleep(request.seconds if seconds else 0.0)
             reply = Raced(tuple((checked[number],) * _CALLS for number in request.numbers))
         for descriptor in descriptors:
             os.close(descriptor)
@@ -66,16 +69,22 @@ def serve(channel: Channel, seconds: float = 0.0) -> None:
 
 
 def serve_slowly(channel: Channel) -> None:
-    serve(channel, _SLOW_SECONDS)
+    serve(channel, SLOW_SECONDS)
 
 
 FAULTS = ("kill", "stop", "slow", "corrupt", "zero", "accuse", "drop", "disconnect")
 _FAULT_RATE = 0.1
+_STEADY_TRIALS = 50  # of a device that becomes slower
 
 
 def fault_log() -> Path:
-    """A line for each fault that timers of this machine had."""
+    """A line for each fault that a pool on this machine had."""
     return Path(tempfile.gettempdir()) / f"tilewright-pool-faults-{os.getuid()}.log"
+
+
+def note_fault(fault: str) -> None:
+    with open(fault_log(), "a") as log:
+        log.write(f"{fault}\n")
 
 
 class FaultyTimer(Timer):
@@ -91,8 +100,7 @@ class FaultyTimer(Timer):
         if self._random.random() >= _FAULT_RATE:
             return super()._tried(request, code, data, watch)
         fault = self._random.choice(FAULTS)
-        with open(fault_log(), "a") as log:
-            log.write(f"{fault}\n")
+        note_fault(fault)
         if fault == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif fault == "stop":
@@ -110,6 +118,25 @@ class FaultyTimer(Timer):
         else:
             _disconnect()
         return super()._tried(request, code, data, watch)
+
+
+class SlowingTimer(Timer):
+    """A timer on which everything takes twice as long after some trials, the reference kernel too."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._count = 0
+
+    def _measured(self, request: TrialRequest, code: bytes, data: bytes, watch: Stopwatch) -> TrialAnswer:
+        answer = super()._measured(request, code, data, watch)
+        self._count += 1
+        if self._count <= _STEADY_TRIALS or answer.measurement is None:
+            return answer
+        if self._count == _STEADY_TRIALS + 1:
+            note_fault("slowing")
+        times = tuple(2 * each for each in answer.measurement.times)
+        slower = msgspec.structs.replace(answer.measurement, times=times)
+        return msgspec.structs.replace(answer, measurement=slower, reference=2 * answer.reference)
 
 
 def _changed(message: bytes, **wrong: Any) -> bytes:

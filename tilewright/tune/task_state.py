@@ -74,11 +74,12 @@ class TaskState:
 
     # -- what to measure ----------------------------------------------------------------------------------------------
 
-    def ask(self, most: int | None = None) -> list[Config]:
-        """The configs of the next round, `most` at most; the first round includes the one to beat. Empty when the
-        search is done."""
+    def ask(self, most: int | None = None, size: int | None = None) -> list[Config]:
+        """The configs of the next round, `size` or as many as the effort says, `most` at most; the first round includes
+        the one to beat. Empty when the search is done."""
         configs = [] if self._is_known(self.start.config) else [self.start.config]
-        count = self._tuning.preset.round if most is None else min(most, self._tuning.preset.round)
+        wanted = self._tuning.preset.round if size is None else size
+        count = wanted if most is None else min(most, wanted)
         repeats = 0  # how often in a row it has proposed nothing new
         while len(configs) < count:
             # A search that has proposed everything is done, but what it proposed last is still to be measured.

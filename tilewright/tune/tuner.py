@@ -56,18 +56,27 @@ class Measuring(Protocol):
         """How many rounds may be built while another is timed."""
 
     @property
+    def devices(self) -> int:
+        """How many devices time at once. More rounds are prepared for several, so that none has to wait."""
+
+    @property
     def spent(self) -> bool:
         """Whether a budget of device time is used up."""
 
     def expect(self, job: Job) -> None: ...
 
-    def prepare(self, job: Job, configs: Sequence[Config]) -> None: ...
+    def prepare(self, job: Job, configs: Sequence[Config], *, best: float | None = None) -> None: ...
+
+    def prepared(self, job: Job, configs: Sequence[Config]) -> list[Measurement]:
+        """The measurements of prepared configs that exist already; the others are not made any more."""
 
     def measure(
         self, job: Job, configs: Sequence[Config], *, best: float | None, deadline: float | None
     ) -> list[Measurement]: ...
 
-    def race(self, job: Job, configs: Sequence[Config], seconds: float) -> list[list[float]]: ...
+    def race(
+        self, job: Job, configs: Sequence[Config], seconds: float, *, deadline: float | None = None
+    ) -> list[list[float]]: ...
 
     def acknowledge(self, job: Job, measured: Sequence[Measurement]) -> None:
         """These are in the database: they need not be kept for a driver that restarts."""
@@ -84,6 +93,10 @@ _RACE_OVERHEAD = 0.6  # seconds, until it has been measured
 _MAX_RESERVED = 0.3  # share of the budget kept for final comparisons
 _NEAR = 1.1  # factor of the best time alone within which a config may be the best in a model
 _BUILD_SECONDS = 0.2  # for a kernel, until some have been built
+_PER_DEVICE = (
+    3  # trials of prepared rounds for each of several devices: one runs, one is there, one is compiled
+)
+_MIN_ROUNDS = 3  # of a task, however many devices there are: a search learns between rounds
 _CACHED_SECONDS = 0.03  # for a kernel that is in the cache from its trial
 
 
@@ -260,7 +273,7 @@ class _Run:
             begun: deque[_Round] = deque()  # rounds whose configs are being built
             while not why:
                 # On a CPU nothing is built while a round is timed, so there is one round at a time.
-                while len(begun) <= runner.ahead:
+                while self._needs_more(begun, runner):
                     busy = {each.key for each in begun}
                     free = {key: standing for key, standing in standings.items() if key not in busy}
                     fixed = decided | {key: standings[key].best for key in busy}
@@ -273,8 +286,28 @@ class _Run:
                     why = ""
                 elif not why:
                     why = self._reason_to_stop(None)
+            for each in begun:
+                if measured := runner.prepared(self.states[each.key].job, each.configs):
+                    self._keep(each, measured, runner)
             self._confirm_all(runner, why)
         return why
+
+    @staticmethod
+    def _needs_more(begun: Sequence[_Round], runner: Measuring) -> bool:
+        """Whether to begin a round before the first one is finished. The others keep several devices busy."""
+        if len(begun) <= runner.ahead:
+            return True
+        following = sum(len(each.configs) for each in begun) - len(begun[0].configs)
+        return runner.devices > 1 and following < _PER_DEVICE * runner.devices
+
+    def _round_size(self, devices: int) -> int:
+        """The number of configs in a round. If there are fewer tasks than devices, rounds are larger."""
+        preset = self.tuning.preset
+        if devices == 1:
+            return preset.round
+        tasks = sum(not state.standing.done for state in self.states.values())
+        wanted = -(-_PER_DEVICE * devices // max(1, tasks))
+        return max(preset.round, min(wanted, preset.trials // _MIN_ROUNDS))
 
     def _next(self, free: Mapping[str, TaskStanding], fixed: Mapping[str, float]) -> str | None:
         """The task for the next round: one that must be timed and is not yet, else the one with the most to gain."""
@@ -323,11 +356,11 @@ class _Run:
         begin = time.monotonic()
         runner.expect(state.job)
         most = None if self.tuning.trials is None else self.tuning.trials - self._asked
-        configs = state.ask(most)
+        configs = state.ask(most, self._round_size(runner.devices))
         predicted = state.predict(configs) if configs else {}
         self._asked += len(configs)
         if runner.ahead:
-            runner.prepare(state.job, configs)
+            runner.prepare(state.job, configs, best=state.times.get(state.best))
         return _Round(key, configs, predicted, time.monotonic() - begin)
 
     def _finish_round(self, begun: _Round, runner: Measuring) -> None:
@@ -339,13 +372,10 @@ class _Run:
                 best = state.times.get(state.best)
                 deadline = self.deadline - self._reserved()
                 measured = runner.measure(state.job, configs, best=best, deadline=deadline)
-                measured = interleaved(state, measured, runner)
+                measured = interleaved(state, measured, runner, deadline)
                 if not runner.ahead:
                     self._note_builds(measured)
-                with self.shield():
-                    self.database.add(state.records(measured, begun.predicted))
-                    state.tell(measured)
-                runner.acknowledge(state.job, measured)
+                self._keep(begun, measured, runner)
             span.note(
                 best=state.standing.best,
                 before=state.before,
@@ -356,6 +386,13 @@ class _Run:
             )
         taken = begun.seconds + time.monotonic() - begin
         self._round_seconds = 0.5 * (self._round_seconds + taken) if self._round_seconds else taken
+
+    def _keep(self, begun: _Round, measured: Sequence[Measurement], runner: Measuring) -> None:
+        state = self.states[begun.key]
+        with self.shield():
+            self.database.add(state.records(measured, begun.predicted))
+            state.tell(measured)
+        runner.acknowledge(state.job, measured)
 
     def _note_builds(self, measured: Sequence[Measurement]) -> None:
         spent = [one.build_seconds for one in measured if one.build_seconds]
@@ -469,12 +506,16 @@ class _Run:
         state = self.states[key]
         begin = time.monotonic()
         with self.trace.span("tune.confirm", task=key, label=state.label) as span:
-            times = runner.race(state.job, finalists, min(_RACE_SECONDS, self._left()))
+            deadline = self.deadline + self._race_seconds
+            times = runner.race(state.job, finalists, min(_RACE_SECONDS, self._left()), deadline=deadline)
             seconds = [statistics.median(each) if each else math.inf for each in times]
             before = seconds[0]
             winner = min(range(len(finalists)), key=lambda number: (seconds[number], number))
             if not seconds[winner] <= _BETTER * before:
                 winner = 0
+            if not any(times):  # nothing answered in time
+                finalists = [self._unconfirmed(state)]
+                seconds, before = [state.times.get(finalists[0], state.before)], state.before
             span.note(best=seconds[winner], before=before, config=str(finalists[winner]))
         taken = time.monotonic() - begin
         self._race_seconds = max(0.5 * (self._race_seconds + taken), _RACE_SECONDS)
@@ -515,7 +556,9 @@ class _Run:
         return best
 
 
-def interleaved(state: TaskState, measured: list[Measurement], runner: Measuring) -> list[Measurement]:
+def interleaved(
+    state: TaskState, measured: list[Measurement], runner: Measuring, deadline: float
+) -> list[Measurement]:
     """Time the round's configs again, interleaved with the best so far, and return times relative to it.
 
     A machine's speed changes over time by more than configs differ. Interleaved configs are slowed equally.
@@ -528,13 +571,14 @@ def interleaved(state: TaskState, measured: list[Measurement], runner: Measuring
         racing.insert(0, anchor)
     if len(racing) < 2:
         return measured
-    times = dict(zip(racing, runner.race(state.job, racing, _INTERLEAVED_SECONDS * len(racing)), strict=True))
+    raced = runner.race(state.job, racing, _INTERLEAVED_SECONDS * len(racing), deadline=deadline)
+    times = dict(zip(racing, raced, strict=True))
     scale = 1.0
     if anchor is not None and times[anchor]:
         scale = state.times[anchor] / statistics.median(times[anchor])
     return [
-        msgspec.structs.replace(one, times=tuple(scale * each for each in raced))
-        if (raced := times.get(one.config))
+        msgspec.structs.replace(one, times=tuple(scale * each for each in own))
+        if (own := times.get(one.config))
         else one
         for one in measured
     ]

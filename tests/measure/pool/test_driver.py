@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import math
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,14 +17,26 @@ import msgspec
 import pytest
 
 from tests.faults.candidates import product
-from tests.measure.pool.threads import LABEL, Handle, TestBuilder, TestTimer, ThreadWorkers, seconds_of
+from tests.measure.pool.threads import (
+    LABEL,
+    MADE,
+    SEED,
+    Driver,
+    Handle,
+    TestBuilder,
+    TestTimer,
+    ThreadWorkers,
+    Trouble,
+    expected,
+    pool,
+    seconds,
+)
 from tilewright.errors import MeasurementError, PoolError
 from tilewright.hw import host
 from tilewright.measure.building import Made
 from tilewright.measure.failed import Failed
 from tilewright.measure.measurement import Measurement
 from tilewright.measure.pool.connection import seed_of
-from tilewright.measure.pool.driver import PoolRunner
 from tilewright.measure.pool.turns import Stopwatch
 from tilewright.measure.pool.wire import (
     BuildAnswer,
@@ -36,61 +50,13 @@ from tilewright.measure.pool.wire import (
     request_name,
 )
 from tilewright.measure.pool.workers import LostObject
-from tilewright.measure.single import Built
 from tilewright.measure.trial import TaskJob
-from tilewright.space.candidates import Candidates
 from tilewright.space.space import Config
 from tilewright.space.template import Work
 from tilewright.testing.pool import FaultyTimer, fault_log
 
 pytest.importorskip("ray")  # its version must agree on all nodes
-_MADE = Made(Built((), (), (), ()), 0.0)
-_SEED = 7
-
-
-@pytest.fixture(autouse=True)
-def token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
-
-
-@pytest.fixture(scope="module")
-def job() -> TaskJob:
-    return TaskJob.of(Work(product(32, 48, 40), host()), 1)
-
-
-@pytest.fixture(scope="module")
-def configs(job: TaskJob) -> list[Config]:
-    sampled = Candidates.of(job.work(), sketches=False).sample(Random(0), 24)
-    return list(dict.fromkeys(sampled))[:8]
-
-
-Trouble = Callable[[TrialRequest, Stopwatch], None]
-
-
-def pool(*timers: Callable[[], Any], builders: tuple[Made | Failed, ...] = (_MADE,)) -> ThreadWorkers:
-    """Nodes node0, node1, ...: each has one of the timers, and, as long as there are some, a builder."""
-    actors: dict[str, Callable[[], Any]] = {
-        f"builder/node{n}/0": lambda n=n, reply=reply: TestBuilder(f"node{n}", reply)
-        for n, reply in enumerate(builders)
-    }
-    actors |= {f"timer/node{n}/{LABEL}/0": timer for n, timer in enumerate(timers)}
-    return ThreadWorkers(actors)
-
-
-class Driver(PoolRunner):
-    """Its notes are kept, and it does not wait long."""
-
-    def __init__(self, workers: ThreadWorkers, user: str = "tester", **options: Any) -> None:
-        self.notes: list[str] = [f"{name} is not used: {why}" for name, why in workers.refresh(20.0).items()]
-        super().__init__(workers, 1, user=user, seed=_SEED, note=self.notes.append, **options)
-
-
-def expected(job: TaskJob, configs: list[Config]) -> list[float]:
-    return [seconds_of(request_name("trial", pool_job(job), config, _SEED)) for config in configs]
-
-
-def seconds(runner: PoolRunner, job: TaskJob, configs: list[Config]) -> list[float | None]:
-    return [each.seconds for each in runner.measure(job, configs)]
+pytestmark = pytest.mark.usefixtures("token")
 
 
 def once(what: Callable[[TrialRequest, Stopwatch], None]) -> Callable[[TrialRequest, Stopwatch], None]:
@@ -165,6 +131,71 @@ def test_a_lost_request_is_given_again(job: TaskJob, configs: list[Config]) -> N
     with Driver(pool(lambda: Losing("node0")), patience=0.2) as runner:
         assert seconds(runner, job, configs[:3]) == expected(job, configs[:3])
         assert any("does not have the request any more" in note for note in runner.notes)
+
+
+class Unreachable(TestTimer):
+    """Its connections break in its first trial: it lives, and nothing reaches it. What starts anew can be reached."""
+
+    starts, pid = 0, 4321
+
+    def __init__(self, node: str) -> None:
+        type(self).starts += 1
+        self._is_cut, self._cuts = False, self.starts == 1
+        super().__init__(node)
+
+    def trial(self, message: bytes, code: bytes, data: bytes = b"") -> bytes:
+        self._is_cut = self._cuts
+        self._reach()
+        return super().trial(message, code, data)
+
+    def hello(self) -> bytes:
+        self._reach()
+        hello = msgspec.msgpack.decode(super().hello(), type=Hello)
+        return encode(msgspec.structs.replace(hello, pid=self.pid))
+
+    def in_progress(self) -> bytes:
+        self._reach()
+        return super().in_progress()
+
+    def _reach(self) -> None:
+        if self._is_cut:
+            raise ConnectionError("failed to connect")
+
+
+def test_a_worker_that_cannot_be_reached_is_started_anew(
+    job: TaskJob, configs: list[Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tilewright.measure.pool.workers._PAUSE", 0.01)
+    monkeypatch.setattr(Unreachable, "starts", 0)
+    ended: list[int] = []
+
+    class Ending(TestBuilder):
+        def end(self, pid: int) -> None:
+            ended.append(pid)
+            workers.handles[f"timer/node0/{LABEL}/0"].restart()
+
+    workers = pool(lambda: Unreachable("node0"), lambda: TestTimer("node1", works_a_little), builders=())
+    workers.handles["builder/node0/0"] = Handle(lambda: Ending("node0", MADE))
+    with Driver(workers) as runner:
+        until = time.monotonic() + 20
+        while Unreachable.starts < 2 and time.monotonic() < until:
+            assert seconds(runner, job, configs) == expected(job, configs)
+            workers.refresh(0.1)
+    deadline = time.monotonic() + 10
+    while len(workers.timers()) < 2 and time.monotonic() < deadline:
+        workers.refresh(0.1)
+    assert len(workers.timers()) == 2
+    assert ended == [Unreachable.pid]
+
+
+def test_a_worker_ends_only_workers_of_its_node() -> None:
+    command = [sys.executable, "-c", "input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as child:  # not one that its parent has started
+        worker = TestTimer("node0")
+        worker.end(child.pid)
+        assert child.poll() is None
+        child.communicate(b"\n")
+    assert child.returncode == 0
 
 
 def test_waiting_for_another_user_is_no_hang(job: TaskJob, configs: list[Config]) -> None:
@@ -255,7 +286,7 @@ def test_a_full_disk_of_a_timer(job: TaskJob, configs: list[Config]) -> None:
 
 def test_a_full_disk_of_a_builder(job: TaskJob, configs: list[Config]) -> None:
     no_space = Failed("crash", "OSError: [Errno 28] No space left on device")
-    workers = pool(lambda: TestTimer("node0"), builders=(no_space, _MADE))
+    workers = pool(lambda: TestTimer("node0"), builders=(no_space, MADE))
     with Driver(workers) as runner:
         assert seconds(runner, job, configs) == expected(job, configs)
     assert any("builder/node0/0" in note and "No space left" in note for note in runner.notes)
@@ -297,7 +328,7 @@ def test_builds_of_another_job_that_fail_cost_this_one_nothing(
             return super()._built(request, watch)
 
     workers = pool(lambda: TestTimer("node0", lambda request, watch: time.sleep(0.2)), builders=())
-    workers.handles["builder/node0/0"] = Handle(lambda: Picky("node0", _MADE))
+    workers.handles["builder/node0/0"] = Handle(lambda: Picky("node0", MADE))
     mine = configs[:4]
     with Driver(workers) as runner:
         runner.prepare(other, mine[:2] if shared else configs[4:6])
@@ -347,7 +378,7 @@ class Forgetful(TestTimer):
 
 def counting(timer: Callable[[], Any]) -> tuple[ThreadWorkers, Counting]:
     workers = pool(timer, builders=())
-    workers.handles["builder/node0/0"] = Handle(lambda: Counting("node0", _MADE))
+    workers.handles["builder/node0/0"] = Handle(lambda: Counting("node0", MADE))
     return workers, workers.handles["builder/node0/0"].actor
 
 
@@ -378,47 +409,6 @@ def test_object_code_that_is_lost_again_and_again_is_given_up(job: TaskJob, conf
 
 
 # -- devices that cannot be trusted ------------------------------------------------------------------------------------
-
-
-def test_a_device_that_is_slower_than_its_fellows_is_set_aside(job: TaskJob, configs: list[Config]) -> None:
-    workers = pool(lambda: TestTimer("node0"), lambda: TestTimer("node1", reference=1.6e-5))
-    with Driver(workers) as runner:
-        for config in configs:
-            runner.measure(job, [config])
-        while "timer/node1" not in str(workers.aside):
-            runner.measure(job, configs)
-    assert workers.aside == {
-        f"timer/node1/{LABEL}/0": "its reference kernel takes 1.60x the time of its fellows'"
-    }
-
-
-class Slowing(TestTimer):
-    """Its reference kernel takes twice as long after some trials."""
-
-    def _measured(self, request: TrialRequest, code: bytes, data: bytes, watch: Stopwatch) -> TrialAnswer:
-        answer = super()._measured(request, code, data, watch)
-        return msgspec.structs.replace(answer, reference=1e-5 if len(self.measured) <= 4 else 2e-5)
-
-
-def test_a_device_that_becomes_slower_is_set_aside(job: TaskJob, configs: list[Config]) -> None:
-    workers = pool(lambda: Slowing("node0"), lambda: TestTimer("node1", works_a_little))
-    with Driver(workers) as runner:
-        for _ in range(20):
-            runner.acknowledge(job, runner.measure(job, configs))
-            if workers.aside:
-                break
-    assert workers.aside == {
-        f"timer/node0/{LABEL}/0": "it became 2.00x slower: its clock or its load changed"
-    }
-
-
-def test_the_only_device_is_used_although_it_becomes_slower(job: TaskJob, configs: list[Config]) -> None:
-    workers = pool(lambda: Slowing("node0"))
-    with Driver(workers) as runner:
-        assert seconds(runner, job, configs) == expected(job, configs)
-    assert not workers.aside
-    (note,) = runner.notes
-    assert "it became 2.00x slower" in note and "No other device can do its work" in note
 
 
 def one_after_the_other() -> tuple[Trouble, Trouble]:
@@ -565,7 +555,7 @@ def test_a_driver_that_is_started_again_has_the_answers(job: TaskJob, configs: l
 
 def test_an_answer_after_the_deadline_is_kept(job: TaskJob, configs: list[Config]) -> None:
     """It is in no database, so a driver that is started again can have it."""
-    late = request_name("trial", pool_job(job), configs[0], _SEED)
+    late = request_name("trial", pool_job(job), configs[0], SEED)
 
     def slow(request: TrialRequest, watch: Stopwatch) -> None:
         if request.trial == late:
@@ -577,13 +567,13 @@ def test_an_answer_after_the_deadline_is_kept(job: TaskJob, configs: list[Config
         runner.build(job, configs)
         assert runner.measure(job, configs[:1], deadline=time.monotonic() + 0.1) == []
         found = runner.measure(job, configs[1:2])
-        assert set(timer._answers) == {late, request_name("trial", pool_job(job), configs[1], _SEED)}
+        assert set(timer._answers) == {late, request_name("trial", pool_job(job), configs[1], SEED)}
         runner.acknowledge(job, found)
         runner.measure(job, configs[2:3])
     deadline = time.monotonic() + 10
     while len(timer._answers) > 2 and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert set(timer._answers) == {late, request_name("trial", pool_job(job), configs[2], _SEED)}
+    assert set(timer._answers) == {late, request_name("trial", pool_job(job), configs[2], SEED)}
 
 
 def test_seeds_of_validation_inputs() -> None:

@@ -30,7 +30,8 @@ from tilewright.hw import host
 from tilewright.measure.kernel_job import KernelJob
 from tilewright.measure.pool import cluster
 from tilewright.measure.pool.cluster import Share, device_here
-from tilewright.measure.pool.driver import PoolRunner, comparable
+from tilewright.measure.pool.driver import PoolRunner
+from tilewright.measure.pool.racing import comparable
 from tilewright.measure.pool.wire import (
     BuildAnswer,
     BuildRequest,

@@ -16,13 +16,22 @@ import msgspec
 
 from tilewright.measure.building import Made
 from tilewright.measure.failed import Failed
+from tilewright.measure.jobs import Job
 from tilewright.measure.measurement import Measurement
 from tilewright.measure.pool.actors import Builder, Timer
+from tilewright.measure.pool.driver import PoolRunner
 from tilewright.measure.pool.turns import Stopwatch
-from tilewright.measure.pool.wire import TrialAnswer, TrialRequest
+from tilewright.measure.pool.wire import TrialAnswer, TrialRequest, pool_job, request_name
 from tilewright.measure.pool.workers import Worker, Workers
+from tilewright.measure.single import Built
+from tilewright.space.space import Config
 
 LABEL = "cpu:test"
+MADE = Made(Built((), (), (), ()), 0.0)
+SEED = 7
+
+
+Trouble = Callable[[TrialRequest, Stopwatch], None]
 
 
 class Ended(RuntimeError):
@@ -63,7 +72,7 @@ class TestTimer(Timer):
     def __init__(
         self,
         node: str,
-        trouble: Callable[[TrialRequest, Stopwatch], None] = lambda request, watch: None,
+        trouble: Trouble = lambda request, watch: None,
         reference: float = 1e-5,
         failure: str = "",
     ) -> None:
@@ -156,3 +165,30 @@ class ThreadWorkers(Workers):
 
     def answer(self, reference: Any) -> Any:
         return reference.result()
+
+
+def pool(*timers: Callable[[], Any], builders: tuple[Made | Failed, ...] = (MADE,)) -> ThreadWorkers:
+    """Nodes node0, node1, ...: each has one of the timers, and, as long as there are some, a builder."""
+    actors: dict[str, Callable[[], Any]] = {
+        f"builder/node{n}/0": lambda n=n, reply=reply: TestBuilder(f"node{n}", reply)
+        for n, reply in enumerate(builders)
+    }
+    actors |= {f"timer/node{n}/{LABEL}/0": timer for n, timer in enumerate(timers)}
+    return ThreadWorkers(actors)
+
+
+class Driver(PoolRunner):
+    """Its notes are kept, and it does not wait long."""
+
+    def __init__(self, workers: ThreadWorkers, user: str = "tester", **options: Any) -> None:
+        self.notes: list[str] = [f"{name} is not used: {why}" for name, why in workers.refresh(20.0).items()]
+        super().__init__(workers, 1, user=user, seed=SEED, note=self.notes.append, **options)
+
+
+def expected(job: Job, configs: list[Config]) -> list[float]:
+    """The times that test timers answer."""
+    return [seconds_of(request_name("trial", pool_job(job), config, SEED)) for config in configs]
+
+
+def seconds(runner: PoolRunner, job: Job, configs: list[Config]) -> list[float | None]:
+    return [each.seconds for each in runner.measure(job, configs)]

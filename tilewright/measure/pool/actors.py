@@ -16,11 +16,12 @@ import socket
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 
 import msgspec
 import numpy as np
+import psutil
 
 from tilewright.errors import MeasurementError, PoolError
 from tilewright.hw import host
@@ -73,6 +74,13 @@ class _Worker:
     def drain(self) -> None:
         """Finish running requests; refuse all others."""
         self._draining = True
+
+    def end(self, pid: int) -> None:
+        """End another worker of this node, which cannot be reached. Ray starts it anew."""
+        with suppress(psutil.Error):
+            process = psutil.Process(pid)
+            if pid != os.getpid() and process.ppid() == os.getppid():
+                process.kill()
 
     def in_progress(self) -> bytes:
         """The requests in progress, as an InProgress."""

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from tilewright.measure.measurement import Measurement
 from tilewright.measure.pool.wire import InProgress
 from tilewright.measure.pool.workers import Worker
 
@@ -29,7 +30,7 @@ _AGAIN_SECONDS = 1.0  # at least, between two questions to a worker
 _LONGEST_SECONDS = 3600.0  # that a request may wait
 
 
-@dataclass
+@dataclass(eq=False)
 class Work:
     """A build, trial or race. `name`: the worker's name for the request. `lost`: the workers that failed to do it."""
 
@@ -43,6 +44,29 @@ class Work:
     rebuild: Callable[[], None] | None = None  # called if the object code that it needs was lost with a node
     failed_on: Worker | None = None  # the device that failed the candidate, until another has too
     failure: str = ""  # how it failed there
+    doubted: Worker | None = None  # the device that answered while its speed was another
+
+    @property
+    def tried(self) -> set[str]:
+        """The workers that others are preferred to."""
+        return {*self.lost, *(each.name for each in (self.failed_on, self.doubted) if each is not None)}
+
+
+@dataclass(eq=False)
+class OrderedTrial:
+    """A trial that was ordered. `found`: its measurement; None until it has ended, or if no node could do it.
+    `work`: once it is built. `builds`: how often its object code was lost. `when_ended`: is called then."""
+
+    has_ended: bool = False
+    found: Measurement | None = None
+    work: Work | None = None
+    builds: int = 0
+    when_ended: list[Callable[[], None]] = field(default_factory=list)
+
+    def end(self, found: Measurement | None) -> None:
+        self.has_ended, self.found = True, found
+        for call in self.when_ended:
+            call()
 
 
 @dataclass

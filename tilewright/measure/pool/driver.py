@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +29,10 @@ from tilewright.measure.jobs import Job, build_request
 from tilewright.measure.kernel_build import BuildKernel
 from tilewright.measure.kernel_job import KernelJob
 from tilewright.measure.measurement import Measurement
-from tilewright.measure.pool.attempts import REPLY_SECONDS, Attempt, Overdue, Work
+from tilewright.measure.pool.attempts import REPLY_SECONDS, Attempt, OrderedTrial, Overdue, Work
+from tilewright.measure.pool.racing import comparable
+from tilewright.measure.pool.references import DRIFT, ratio_to
+from tilewright.measure.pool.waiting import Waiting
 from tilewright.measure.pool.wire import (
     BuildAnswer,
     BuildRequest,
@@ -49,18 +52,20 @@ from tilewright.space.registration import registering_modules
 from tilewright.space.space import Config
 
 GIVEN = 3  # times a work item is given out at most: once, and again at most twice
-_PER_WORKER = 2  # requests in flight: one that runs, one that is there when it ends
 _BUILD_SECONDS, _TRIAL_SECONDS = 120.0, 180.0  # of work on one, after which a worker is taken to hang
 _TICK = 0.05
-_REFRESH_SECONDS = 5.0
-_DRIFT = 1.25  # times slower than at first, or than its fellows, the reference kernel may be
-_DRIFTING = 3  # trials in a row beyond it
+_NEWS_SECONDS, _REFRESH_SECONDS = (
+    0.2,
+    5.0,
+)  # between two looks for workers: while some are expected, and otherwise
 _DISPUTED = ("wrong", "crash")  # failures that a bad device would cause too: two devices have to agree
+_AGREEING = 2  # fellows that a device is compared with, if there are so many
 _SECOND_OPINION = "second opinion"
 _DRAINING = "draining"
 _KEPT_CODE = 512
 _KEPT_JOBS = 64
 _AHEAD = 2
+_FOR_RACES = 0.1  # share of a budget of device time that trials leave to races
 
 
 @dataclass
@@ -87,6 +92,9 @@ class BuiltCode:
     seal: bytes
 
 
+_Key = tuple[Job, Config]
+
+
 class PoolRunner:
     """Measures configs on the devices of a pool. `user`: devices are shared fairly among users. `seed`: of the
     validation inputs. `note`: called with problems of nodes. `patience`: seconds of work on a trial after which its
@@ -109,20 +117,20 @@ class PoolRunner:
         self.patience, self.budget, self._is_over = patience, budget, is_over
         self.workers, self.threads, self.user, self.seed = workers, threads, user, seed
         self._note = note or (lambda message: None)
-        self._queue: deque[Work] = deque()
+        self._waiting = Waiting()
         self._running: dict[Any, Attempt] = {}
         self._overdue = Overdue(workers, reply)
         self._last: dict[str, Attempt] = {}  # by worker: what it was given last
         self._sent: OrderedDict[Job, _Sent] = OrderedDict()
-        self._code: dict[tuple[Job, Config], BuiltCode | Measurement] = {}
-        self._ordered: set[tuple[Job, Config]] = set()
-        self._answered_by: dict[
-            tuple[Job, Config], tuple[str, Worker]
-        ] = {}  # not acknowledged yet: trial, timer
+        self._code: dict[_Key, BuiltCode | Measurement] = {}
+        self._ordered: dict[_Key, list[Callable[[], None]]] = {}  # builds, and what is called when they end
+        self._trials: dict[_Key, OrderedTrial] = {}  # that were ordered, and not returned yet
+        self._answered_by: dict[_Key, tuple[str, Worker]] = {}  # not acknowledged yet: trial, timer
         self._refreshed = time.monotonic()
         self._slower: set[str] = set()  # devices that became slower and have no fellow
         self.given_again = 0
         self.use: dict[str, DeviceUse] = {}  # by device
+        self._used_seconds = 0.0  # by all of them
 
     def __enter__(self) -> PoolRunner:
         return self
@@ -132,35 +140,54 @@ class PoolRunner:
 
     def close(self) -> None:
         """Forget unfinished work. Nodes finish the requests that they have started."""
-        self._queue.clear()
+        self._waiting.clear()
         self._running.clear()
         self._ordered.clear()
+        self._trials.clear()
 
     @property
     def ahead(self) -> int:
         return _AHEAD
 
     @property
+    def devices(self) -> int:
+        """How many devices time at once."""
+        return len(self.workers.timers())
+
+    @property
     def spent(self) -> bool:
-        """Whether the budget is used up or the run is over."""
+        """Whether nothing is left of the budget for trials, or the run is over."""
+        return self._is_spent(1.0 - _FOR_RACES)
+
+    def _is_spent(self, share: float = 1.0) -> bool:
         if self._is_over():
             return True
-        return self.budget is not None and sum(use.seconds for use in self.use.values()) >= self.budget
+        return self.budget is not None and self._used_seconds >= share * self.budget
 
     # -- what the tuner asks --------------------------------------------------------------------------------------
 
     def expect(self, job: Job) -> None:
         """Prepare for jobs. Timers create a job's inputs at its first trial."""
 
-    def prepare(self, job: Job, configs: Sequence[Config]) -> None:
+    def prepare(self, job: Job, configs: Sequence[Config], *, best: float | None = None) -> None:
+        """Measure configs as soon as they are built, while others are waited for."""
         for config in configs:
-            self._order_build(job, config)
+            self._order_trial((job, config), best)
         self._dispatch()
 
-    def build(self, job: Job, configs: Sequence[Config]) -> None:
+    def prepared(self, job: Job, configs: Sequence[Config]) -> list[Measurement]:
+        """The prepared configs that have been measured; the others are forgotten."""
+        return self.measure(job, configs, deadline=0.0)
+
+    def build(self, job: Job, configs: Sequence[Config], deadline: float | None = None) -> None:
         """Wait until these are built, or every builder has failed."""
-        self.prepare(job, configs)
-        self._work_off(lambda: not any((job, config) in self._ordered for config in configs), None)
+        unbuilt = set()
+        for config in configs:
+            self._order_build(job, config)
+            if (ordered := self._ordered.get((job, config))) is not None:
+                unbuilt.add(config)
+                ordered.append(partial(unbuilt.discard, config))
+        self._work_off(lambda: not unbuilt, deadline)
 
     def measure(
         self,
@@ -171,47 +198,25 @@ class PoolRunner:
         deadline: float | None = None,
     ) -> list[Measurement]:
         """Measure configs as `Runner.measure` does. A trial that no node could do is missing from the result."""
-        found: dict[Config, Measurement] = {}
-        lost: set[Config] = set()
-        waiting = list(dict.fromkeys(configs))
-        for config in waiting:
-            self._order_build(job, config)
-        asked: set[Config] = set()
-        built: Counter[Config] = Counter()
-
-        def rebuild(config: Config) -> None:
-            built[config] += 1
-            if built[config] < GIVEN:
-                self._rebuild(job, config)
-                asked.discard(config)
-            else:
-                lost.add(config)
-
-        def is_done() -> bool:
-            for config in waiting:
-                key = (job, config)
-                code = self._code.get(key)
-                if config in asked or key in self._ordered:
-                    continue
-                asked.add(config)
-                if code is None:
-                    lost.add(config)  # no builder could build it
-                elif isinstance(code, Measurement):
-                    found[config] = code
-                else:
-                    work = self._trial(job, config, code, best, found, lost)
-                    work.rebuild = partial(rebuild, config)
-                    self._queue.append(work)
-            return len(found.keys() | lost) == len(waiting)
-
-        self._work_off(is_done, deadline)
+        trials = {config: self._order_trial((job, config), best) for config in configs}
+        unended = {config for config, trial in trials.items() if not trial.has_ended}
+        for config in unended:
+            trials[config].when_ended.append(partial(unended.discard, config))
+        self._work_off(lambda: not unended, deadline, lambda: self.spent)
+        for config in trials:
+            del self._trials[job, config]
+        if unended:
+            self._waiting.remove({trial.work for trial in trials.values() if trial.work is not None})
         self._forget_code()
-        return [found[config] for config in configs if config in found]
+        found = (trials[config].found for config in configs)
+        return [each for each in found if each is not None]
 
-    def race(self, job: Job, configs: Sequence[Config], seconds: float) -> list[list[float]]:
+    def race(
+        self, job: Job, configs: Sequence[Config], seconds: float, *, deadline: float | None = None
+    ) -> list[list[float]]:
         """Time configs interleaved, each on one device. The first config runs on all of these devices, which makes
-        their times comparable."""
-        self.build(job, configs)
+        their times comparable. What is not timed before `deadline` has no times."""
+        self.build(job, configs, deadline)
         running = [config for config in configs if isinstance(self._code.get((job, config)), BuiltCode)]
         if not running:
             return [[] for _ in configs]
@@ -219,7 +224,8 @@ class PoolRunner:
         anchor, others = running[0], running[1:]
         groups = [[anchor, *others[start::devices]] for start in range(min(devices, max(1, len(others))))]
         raced: list[Mapping[Config, tuple[float, ...]]] = []
-        waiting = [(group, 1) for group in groups]  # and how often it was built
+        unbuilt = [(group, 1) for group in groups]  # and how often it was built
+        ordered: set[Work] = set()
 
         def rebuild(group: list[Config], built: int) -> None:
             if built == GIVEN:
@@ -227,23 +233,26 @@ class PoolRunner:
                 return
             for config in group:
                 self._rebuild(job, config)
-            waiting.append((group, built + 1))
+            unbuilt.append((group, built + 1))
 
         def is_done() -> bool:
-            for group, built in list(waiting):
+            for group, built in list(unbuilt):
                 if any((job, config) in self._ordered for config in group):
                     continue
-                waiting.remove((group, built))
+                unbuilt.remove((group, built))
                 able = [config for config in group if isinstance(self._code.get((job, config)), BuiltCode)]
                 if not able:
                     raced.append({})
                     continue
                 work = self._race(job, able, seconds * len(able) / len(running), raced)
                 work.rebuild = partial(rebuild, able, built)
-                self._queue.append(work)
+                ordered.add(work)
+                self._waiting.add(work, first=True)  # before trials of later rounds
             return len(raced) == len(groups)
 
-        self._work_off(is_done, None)
+        self._work_off(is_done, deadline, self._is_spent)
+        if len(raced) < len(groups):
+            self._waiting.remove(ordered)
         times = comparable(raced, anchor)
         self._forget_code()
         return [times.get(config, []) for config in configs]
@@ -267,11 +276,11 @@ class PoolRunner:
         key = (job, config)
         if key in self._code or key in self._ordered:
             return
-        self._ordered.add(key)
+        self._ordered[key] = []
         modules = tuple(registering_modules())
         asked = build_request(job, config, modules)
         if isinstance(asked, Failed):  # the user's function of the grid fails here
-            self._ordered.discard(key)
+            del self._ordered[key]
             self._code[key] = Measurement(config, failure=asked.kind, message=asked.message)
             return
         grid = asked.grid if isinstance(asked, BuildKernel) else (1, 1, 1)
@@ -289,31 +298,60 @@ class PoolRunner:
             built = msgspec.msgpack.decode(answer, type=BuildAnswer)
             if built.trouble:
                 return built.trouble
-            self._ordered.discard(key)
             if built.failure:
                 self._code[key] = Measurement(config, failure=built.failure, message=built.message)
             else:
                 self._code[key] = BuiltCode(code[0], built.seal)
+            end()
             return ""
 
-        def give_up() -> None:
-            self._ordered.discard(key)
+        def end() -> None:
+            for call in self._ordered.pop(key, ()):
+                call()
 
-        self._queue.append(Work(name, begin, done, give_up, None, _BUILD_SECONDS))
+        self._waiting.add(Work(name, begin, done, end, None, _BUILD_SECONDS))
 
     def _rebuild(self, job: Job, config: Config) -> None:
         """Its object code is lost."""
         self._code.pop((job, config), None)
         self._order_build(job, config)
 
+    def _order_trial(self, key: _Key, best: float | None) -> OrderedTrial:
+        if key not in self._trials:
+            self._trials[key] = trial = OrderedTrial()
+            self._build_for(key, trial, best)
+        return self._trials[key]
+
+    def _build_for(self, key: _Key, trial: OrderedTrial, best: float | None) -> None:
+        self._order_build(*key)
+        begin = partial(self._begin_trial, key, trial, best)
+        if (ordered := self._ordered.get(key)) is not None:
+            ordered.append(begin)
+        else:
+            begin()
+
+    def _begin_trial(self, key: _Key, trial: OrderedTrial, best: float | None) -> None:
+        if self._trials.get(key) is not trial:
+            return  # it is not wanted any more
+        code = self._code.get(key)
+        if not isinstance(code, BuiltCode):
+            trial.end(code)  # that it does not compile; None: no builder could build it
+            return
+
+        def rebuild() -> None:
+            trial.builds += 1
+            if trial.builds < GIVEN:
+                self._code.pop(key, None)
+                self._build_for(key, trial, best)
+            else:
+                trial.end(None)
+
+        trial.work = self._trial(*key, code, best, trial)
+        trial.work.rebuild = rebuild
+        self._waiting.add(trial.work)
+
     def _trial(
-        self,
-        job: Job,
-        config: Config,
-        code: BuiltCode,
-        best: float | None,
-        found: dict[Config, Measurement],
-        lost: set[Config],
+        self, job: Job, config: Config, code: BuiltCode, best: float | None, trial: OrderedTrial
     ) -> Work:
         sent = self._as_sent(job)
         name = request_name("trial", sent.job, config, self.seed)
@@ -335,19 +373,21 @@ class PoolRunner:
             if wrong := impossible(measured.times, measured.build_seconds, reply.reference, reply.busy):
                 return wrong
             self._used(worker, 1, reply.busy)
-            self._watch(worker, reply.reference)
+            if self._changed_speed(worker, reply.reference) and work.doubted is None:
+                work.doubted = worker
+                return _SECOND_OPINION
             if measured.failure in _DISPUTED and work.failed_on is None and self._fellows(worker):
                 work.failed_on, work.failure = worker, measured.failure
                 return _SECOND_OPINION
             if work.failed_on is not None and not measured.failure:
                 reason = f"it failed a candidate ({work.failure}) that is right on {worker.name}"
                 self._set_aside(work.failed_on, reason, for_good=work.failure == "wrong")
-            found[config] = measured
             self._answered_by[job, config] = name, worker
+            trial.end(measured)
             return ""
 
         def give_up() -> None:
-            lost.add(config)
+            trial.end(None)
 
         work = Work(name, begin, done, give_up, sent.job.described, self.patience)
         return work
@@ -401,39 +441,33 @@ class PoolRunner:
         use = self.use.setdefault(worker.device, DeviceUse())
         use.trials += trials
         use.seconds += seconds
+        self._used_seconds += seconds
 
     # -- giving work out ------------------------------------------------------------------------------------------
 
-    def _work_off(self, is_done: Callable[[], bool], deadline: float | None) -> None:
+    def _work_off(
+        self,
+        is_done: Callable[[], bool],
+        deadline: float | None,
+        is_spent: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Give work out and take answers, until `is_done` or, with a `deadline`, until then or until `is_spent`."""
         while not is_done():
-            if deadline is not None and (self.spent or time.monotonic() > deadline):
-                self._queue = deque(work for work in self._queue if work.timers is None)
+            if deadline is not None and (is_spent() or time.monotonic() > deadline):
                 return
             self._dispatch()
-            if not self._running and self._queue:
+            if not self._running and self._waiting:
                 self._stuck()
             for attempt, answer in self._answers():
                 self._take(attempt, answer)
-            if time.monotonic() - self._refreshed > (_TICK if self.workers.has_news else _REFRESH_SECONDS):
+            if time.monotonic() - self._refreshed > (
+                _NEWS_SECONDS if self.workers.has_news else _REFRESH_SECONDS
+            ):
                 self._refresh()
 
     def _dispatch(self) -> None:
         """Give waiting work to workers that have room."""
-        load = Counter(attempt.worker.name for attempt in self._running.values())
-        able: dict[str | None, list[Worker]] = {}  # by device: workers with room
-        for _ in range(len(self._queue)):
-            work = self._queue.popleft()
-            if work.timers not in able:
-                able[work.timers] = self._able(work)
-            room = able[work.timers] = [w for w in able[work.timers] if load[w.name] < _PER_WORKER]
-            tried = {*work.lost, *(() if work.failed_on is None else (work.failed_on.name,))}
-            untried = {w.name for w in self._able(work)} - tried if tried else set()
-            free = [worker for worker in room if not untried or worker.name in untried]
-            if not free:
-                self._queue.append(work)
-                continue
-            worker = min(free, key=lambda each: load[each.name])
-            load[worker.name] += 1
+        for work, worker in self._waiting.given(self._able):
             last = self._last.get(worker.name)
             previous = None if last is None or last.has_ended else last
             now = time.monotonic()
@@ -441,8 +475,8 @@ class PoolRunner:
             self._last[worker.name] = attempt
             self._running[work.begin(worker)] = attempt
 
-    def _able(self, work: Work) -> list[Worker]:
-        return self.workers.builders() if work.timers is None else self.workers.timers(work.timers)
+    def _able(self, timers: str | None) -> list[Worker]:
+        return self.workers.builders() if timers is None else self.workers.timers(timers)
 
     def _answers(self) -> Iterable[tuple[Attempt, Any]]:
         """Attempts that ended, each with its answer or the exception that took its place."""
@@ -456,6 +490,7 @@ class PoolRunner:
 
     def _take(self, attempt: Attempt, answer: Any) -> None:
         worker, work = attempt.worker, attempt.work
+        self._waiting.load[worker.name] -= 1
         if isinstance(answer, LostObject) and work.rebuild is not None:
             attempt.is_answered = attempt.has_ended = True
             self.given_again += 1
@@ -473,7 +508,7 @@ class PoolRunner:
             self.workers.forgive(worker)
             return
         if trouble == _SECOND_OPINION:
-            self._queue.append(work)
+            self._waiting.add(work)
             return
         if trouble == _DRAINING:
             self._set_aside(worker, "it is being drained", for_good=True)
@@ -485,7 +520,7 @@ class PoolRunner:
             self._set_aside(worker, trouble, for_good=False)
         if len(work.lost) < GIVEN:
             self.given_again += 1
-            self._queue.append(work)
+            self._waiting.add(work)
         else:
             self._note(f"given up after {GIVEN} attempts: {trouble}")
             work.give_up()
@@ -493,13 +528,13 @@ class PoolRunner:
     def _stuck(self) -> None:
         """No known worker can do the waiting work: refresh the list of workers. Raises MeasurementError if none can."""
         self._refresh()
-        for work in self._queue:
-            if self._able(work):
+        for kind in self._waiting.kinds:
+            if self._able(kind):
                 return
             if (pause := self.workers.next_back) is not None:
                 time.sleep(min(pause, _REFRESH_SECONDS) + _TICK)
                 return
-            what = "builds" if work.timers is None else "times kernels for this device"
+            what = "builds" if kind is None else "times kernels for this device"
             aside = "; ".join(f"{name}: {reason}" for name, reason in self.workers.aside.items())
             raise MeasurementError(
                 f"no node of the pool {what} any more" + (f" ({aside})" if aside else ""),
@@ -523,46 +558,34 @@ class PoolRunner:
     def _fellows(self, worker: Worker) -> list[Worker]:
         return [each for each in self.workers.timers(worker.machine) if each.name != worker.name]
 
-    def _watch(self, worker: Worker, reference: float) -> None:
-        """Compare a device's recent reference times with its first ones, and with those of other devices of its label;
-        set it aside if it is much slower. The only device of its label is used all the same, with a note."""
+    def _changed_speed(self, worker: Worker, reference: float) -> bool:
+        """Compare a device's reference kernel with its first times, and with those of other devices of its label.
+        Returns whether another device should measure this trial again. A device that is much slower for a while, or
+        much faster than its fellows, is set aside. The only device of its label is used all the same, with a note."""
         if not reference:
-            return
-        worker.references.append(reference)
-        seen, fellows = list(worker.references), self._fellows(worker)
-        if len(seen) < _DRIFTING:
-            return
-        now, usual = statistics.median(seen[-_DRIFTING:]), statistics.median(seen[:_DRIFTING])
-        others = [statistics.median(each.references) for each in fellows if len(each.references) >= _DRIFTING]
-        if len(seen) >= 2 * _DRIFTING and now > _DRIFT * usual:
-            reason = f"it became {now / usual:.2f}x slower: its clock or its load changed"
+            return False
+        seen, fellows = worker.references, self._fellows(worker)
+        seen.add(reference)
+        others = [each.references.now for each in fellows if each.references.are_known]
+        is_comparable = len(others) >= min(_AGREEING, len(fellows))
+        if seen.change > DRIFT:
+            reason = f"it became {seen.change:.2f}x slower: its clock or its load changed"
             if fellows:
                 self._set_aside(worker, reason)
             elif worker.name not in self._slower:
                 self._slower.add(worker.name)
                 self._note(f"{worker.name} on {worker.host}: {reason}. No other device can do its work")
-        elif others and now > _DRIFT * statistics.median(others):
-            slower = now / statistics.median(others)
-            self._set_aside(worker, f"its reference kernel takes {slower:.2f}x the time of its fellows'")
+        elif others and is_comparable and seen.are_known and (ratio := ratio_to(others, seen.now)):
+            self._set_aside(worker, f"its reference kernel takes {ratio:.2f}x the time of its fellows'")
+        elif seen.change * DRIFT < 1.0 and is_comparable:
+            self._note(
+                f"{worker.name} on {worker.host}: it became {1 / seen.change:.2f}x faster than at first"
+            )
+            seen.begin_anew()
+        expected = seen.usual or (statistics.median(others) if others and is_comparable else reference)
+        is_off = not expected / DRIFT <= reference <= DRIFT * expected
+        return bool(fellows) and (is_off or worker.name in self.workers.aside)
 
     def _forget_code(self) -> None:
         while len(self._code) > _KEPT_CODE:
             del self._code[next(iter(self._code))]
-
-
-def comparable(
-    raced: Sequence[Mapping[Config, tuple[float, ...]]], anchor: Config
-) -> dict[Config, list[float]]:
-    """Times of races on several devices, scaled to the first one: the anchor ran in each of them."""
-    times: dict[Config, list[float]] = {}
-    unit = 0.0
-    for race in raced:
-        own = statistics.median(race[anchor]) if race.get(anchor) else 0.0
-        if not own:
-            continue
-        unit = unit or own
-        for config, found in race.items():
-            if config == anchor and anchor in times:
-                continue
-            times[config] = [each * unit / own for each in found]
-    return times

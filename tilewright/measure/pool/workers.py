@@ -11,13 +11,14 @@ import importlib.metadata
 import platform
 import socket
 import time
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from tilewright.errors import PoolError
+from tilewright.measure.pool.references import References
 from tilewright.measure.pool.wire import Hello
 from tilewright.support.fingerprint import fingerprint
 from tilewright.support.version import VERSION
@@ -26,9 +27,9 @@ NAMESPACE = "tilewright-pool"
 _HELLO_SECONDS = 30.0  # for those who are there to answer a greeting
 _START_SECONDS = 180.0  # for one that is just starting, perhaps beside others
 _CLOCK_SECONDS = 60.0  # by which a node's clock may be off
+_UNREACHED = 2  # troubles in a row, after which a worker that cannot be reached is started anew
 _PAUSE, _MAX_PAUSE = 1.0, 60.0  # seconds without work after trouble: at first, at most
 _CONNECT_SECONDS = 2.0  # for one connection to the first node
-_REMEMBERED = 512  # times of the reference kernel
 
 
 _GONE_SECONDS = 20.0  # without an answer from the first node; Ray ends a driver after 60
@@ -60,7 +61,7 @@ class Worker:
     name: str
     handle: Any
     hello: Hello
-    references: deque[float]  # times of its reference kernel, also from before it was away
+    references: References  # times of its reference kernel, also from before it was away
 
     @property
     def is_timer(self) -> bool:
@@ -115,7 +116,8 @@ class Workers:
         self.aside: dict[str, str] = {}  # why they get no work
         self._back: dict[str, float] = {}  # when those may be asked again that only had trouble
         self._troubles: Counter[str] = Counter()
-        self._references: dict[str, deque[float]] = {}
+        self._references: dict[str, References] = {}
+        self._hellos: dict[str, Hello] = {}  # the last of each worker, also of those that are away
         self._greetings: dict[Any, _Greeting] = {}  # by reference: who was greeted and has not answered yet
         self._label = ""  # of the device that was chosen
         self.warnings: list[str] = []
@@ -159,6 +161,7 @@ class Workers:
         """Add a worker that answered; or return why it is unusable."""
         try:
             if isinstance(answer, BaseException):
+                self._unreached(greeting, answer)
                 raise ValueError(str(answer).splitlines()[0] if str(answer) else type(answer).__name__)
             hello = msgspec.msgpack.decode(answer, type=Hello)
         except (ValueError, TypeError) as error:  # msgspec's errors are among them
@@ -177,9 +180,22 @@ class Workers:
             self.warnings.append(
                 f"the clock of {where} is off by {off:.0f} s; records have the driver's time"
             )
-        remembered = self._references.setdefault(greeting.name, deque(maxlen=_REMEMBERED))
+        self._hellos[greeting.name] = hello
+        remembered = self._references.setdefault(greeting.name, References())
         self._known[greeting.name] = Worker(greeting.name, greeting.handle, hello, remembered)
         return ""
+
+    def _unreached(self, greeting: _Greeting, error: BaseException) -> None:
+        """Start a worker anew that lives and cannot be reached, as when its connections broke: Ray does not end it
+        either, so another worker of its node does. One that is starting is left alone; if it is not seen to be
+        starting, the growing pauses give it the time."""
+        hello = self._hellos.get(greeting.name)
+        if self._troubles[greeting.name] < _UNREACHED or "restarting" in str(error) or hello is None:
+            return
+        for fellow in self._known.values():
+            if fellow.hello.node == hello.node:
+                fellow.tell("end", hello.pid)
+                return
 
     @property
     def has_news(self) -> bool:

@@ -9,8 +9,8 @@ is made to fit. It is loaded and called in another process, with memory that end
 must be refused with an error of Tilewright's, or run. What it computes then is counted: no check can know that a plan
 was meant to subtract in the other order.
 
-Half of the changed plans are changed as by one who writes new kernels for them: each object is sealed for the plan as it
-is now, so that what refuses the file is what the plan says, and not that it is another one. These are counted apart.
+Half of the changed plans are changed as by one who writes new kernels for them: each object is sealed for the plan as
+it is now, so that what refuses the file is what the plan says, and not that it is another one. These are counted apart.
 
 Object files are changed in two ways: sealed as they were, and sealed again, as only one who writes a new kernel would.
 The latter need not run (relocations are part of the machine code), but must load or be refused.

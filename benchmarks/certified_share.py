@@ -1,18 +1,20 @@
 #!/usr/bin/env python3
 """How many register tiles of trained models are certified for paired products (docs/numerics.md).
 
-    python benchmarks/certified_share.py FOLDER [--match ocr] [--markdown table.md]
+    python benchmarks/certified_share.py FOLDER [--match ocr] [--as znver4] [--markdown table.md]
 
 FOLDER is searched for `.onnx` files (wheels on PyPI carry many). Images are noise with the spectrum of photographs
 (amplitude falling with frequency), scaled to [0, 1]; other inputs are as in `tests/outside/trained_models.py`. Random
-weights flatter the certificate, so trained ones are what counts. The share is weighted by the time of each kernel. Runs
-on processors that use paired products (`CpuMachine.independent_adds`).
+weights flatter the certificate, so trained ones are what counts. The share is weighted by the time of each kernel. Only
+some processors use paired products (`CpuMachine.independent_adds`); with `--as znver4` any with AVX-512 runs their
+kernels: the times are not those of such a processor.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,7 @@ def photograph(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
     return np.asarray((image - low) / (high - low or 1.0), np.float32)
 
 
-def row_of(path: Path) -> tuple[str, int, float, float, float] | None:
+def row_of(path: Path, target: Any) -> tuple[str, int, float, float, float] | None:
     """(model, paired kernels, their share of the time, certified share, largest error); None: nothing is paired."""
     import tilewright
 
@@ -47,7 +49,7 @@ def row_of(path: Path) -> tuple[str, int, float, float, float] | None:
         name: photograph(array.shape, rng) if array.ndim == 4 and min(array.shape[-2:]) >= 16 else array
         for name, array in feeds.items()
     }
-    compiled = tilewright.compile(str(path), inputs, target="cpu")
+    compiled = tilewright.compile(str(path), inputs, target=target)
     explanation = compiled.explain(inputs, repeats=3)
     paired = [row for row in explanation.rows if row.certified is not None]
     if not paired:
@@ -69,8 +71,14 @@ def main() -> int:
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--match", default="", help="only files whose path contains this")
+    parser.add_argument("--as", dest="cpu", help="compile for a processor of this name")
     parser.add_argument("--markdown", type=Path, help="where the table is written")
     options = parser.parse_args()
+    from tilewright.hw import host
+
+    target = replace(host(), cpu=options.cpu) if options.cpu else host()
+    if not target.independent_adds:
+        parser.error(f"{target.cpu} does not use paired products; with AVX-512 there is --as znver4")
     lines = [
         "| model | paired kernels | of the time | certified tiles | largest error of one |",
         "| --- | --: | --: | --: | --: |",
@@ -80,7 +88,7 @@ def main() -> int:
         if options.match not in str(path):
             continue
         try:
-            row = row_of(path)
+            row = row_of(path, target)
         except Exception as error:  # one model must not end the table
             print(f"{path.stem}: {type(error).__name__}: {str(error)[:100]}", file=sys.stderr, flush=True)
             continue

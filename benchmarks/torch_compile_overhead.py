@@ -1,6 +1,6 @@
 """The cost of torch.compile alongside tilewright.compile: the same model through both, and Dynamo's own part apart.
 
-    python benchmarks/torch_compile_overhead.py [--seconds 3] [--threads 1] [--json FILE]
+    python benchmarks/torch_compile_overhead.py [--seconds 3] [--threads 1] [--models mlp cnn] [--json FILE]
 
 Timed interleaved, some calls of each in a row: the model that `tilewright.compile` gives; torch.compile with the
 backend "tilewright"; and torch.compile with a backend that does nothing but call the model that `tilewright.compile`
@@ -16,6 +16,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import torch
 from torch import nn
 
 import tilewright
+from tilewright import zoo
 from tilewright.integrations.torch_compile import register
 
 _RUN = 24  # calls of one way in a row
@@ -47,10 +49,17 @@ def transformer() -> tuple[nn.Module, torch.Tensor]:
     return nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), torch.randn(1, 32, 128)
 
 
+def of_zoo(name: str) -> tuple[nn.Module, torch.Tensor]:
+    """Models of some hundred weights, each of which a call looks at."""
+    return zoo.build(name, seed=0), zoo.example_inputs(name, seed=1)[0]
+
+
 MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
     "mlp": mlp,
     "cnn": cnn,
     "transformer": transformer,
+    "mobilenetv2": partial(of_zoo, "mobilenetv2"),
+    "resnet50": partial(of_zoo, "resnet50"),
 }
 
 
@@ -106,9 +115,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="for each model")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=[*MODELS], metavar="NAME")
     options = parser.parse_args()
     register()
-    rows = {name: measured(make, options.seconds, options.threads) for name, make in MODELS.items()}
+    rows = {name: measured(MODELS[name], options.seconds, options.threads) for name in options.models}
     print("| model | tilewright.compile | torch.compile | Dynamo alone | beyond guards | PyTorch |")
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
     for name, row in rows.items():

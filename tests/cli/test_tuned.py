@@ -29,14 +29,16 @@ from tests.tune.test_known import winner_of
 from tilewright import zoo as models
 from tilewright.cli.app import app
 from tilewright.cli.options import BuildOptions
+from tilewright.codegen.generator import code_of
 from tilewright.db.database import Database
+from tilewright.db.record import Decision, Key
 from tilewright.frontend import import_model
 from tilewright.hw import host
 from tilewright.space.space import Config
 from tilewright.space.template import Work
 from tilewright.support.trace import Trace
 from tilewright.targets.cpu import CpuTarget
-from tilewright.targets.target import together
+from tilewright.targets.target import Cutting, computed, together
 from tilewright.tune.choose import choose
 from tilewright.tune.effort import EFFORTS, Effort
 
@@ -251,6 +253,43 @@ def test_where_choices_came_from_is_in_explain_the_report_and_the_artifact(
     text = page.read_text()
     assert done.exit_code == 0 and "<dt>Chosen</dt><dd>tuned 20" in text
     assert "the speed of PyTorch" in text and explained[0]["layer"] in text
+
+
+@pytest.fixture(scope="module")
+def tuned_apart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database in which the zoo model's greedy groups are decided, every other one far slower than predicted, so
+    that groups which were never measured are predicted to be faster."""
+    database = tmp_path_factory.mktemp("apart") / "tuning.sqlite"
+    model = models.build("bert-tiny", seed=0, small=True)
+    imported = import_model(model, models.example_inputs("bert-tiny", small=True, seed=1))
+    greedy = CpuTarget(host()).partition(imported, "fast", Trace.off(), cutting=Cutting("greedy"))
+    with Database.open(database) as opened:
+        for number, (task, _) in enumerate(computed(greedy).values()):
+            work = Work(task, host(), "fast")
+            chosen = choose(work)
+            seconds = (chosen.seconds or 1e-6) * (1000 if number % 3 == 0 else 1)
+            code = code_of(chosen.implementation, host(), "fast")
+            opened.decide(Decision(Key.of(work, 1), chosen.config, seconds, "quick", 60.0, 12, code=code))
+    return database
+
+
+@pytest.mark.parametrize("command", ["explain", "check", "compile"])
+def test_without_a_lock_file_no_kernel_is_one_that_was_never_measured(
+    command: str, tuned_apart: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    seen: list[str] = []
+    load = CpuTarget.load
+
+    def recorded(target: CpuTarget, linked: Any, *rest: Any) -> Any:
+        seen.extend(info.origin.kind for info in linked.plan.tasks.values())
+        return load(target, linked, *rest)
+
+    monkeypatch.setattr(CpuTarget, "load", recorded)
+    said = json.loads(invoke(command, *ZOO, *COMMANDS[command], "--db", str(tuned_apart)))
+    assert set(seen) == {"tuned"}
+    if command == "explain":
+        assert {row["origin"]["kind"] for row in said["rows"]} == {"tuned"}
 
 
 def test_every_command_that_compiles_takes_the_same_options() -> None:

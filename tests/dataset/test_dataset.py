@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import sys
 from hashlib import sha256
 from pathlib import Path
 
@@ -185,3 +186,15 @@ def test_training_finds_what_the_analytical_model_gets_wrong() -> None:
         np.testing.assert_allclose(unchanged[name], tensor, rtol=1e-6)
     with pytest.raises(DatasetError, match="nothing to learn from"):
         train([], settings)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no safe path")
+def test_processes_that_make_tables_import_nothing_from_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, some: list[Record]
+) -> None:
+    (tmp_path / "pickle.py").write_text("open('imported', 'w').close()\nraise SystemExit(1)\n")
+    monkeypatch.chdir(tmp_path)
+    both = [*some, *records(32, 96, 64, 5)]
+    tables, _ = tables_of(both, processes=2)
+    assert not (tmp_path / "imported").exists()
+    assert [table.name for table in tables] == [table.name for table in tables_of(both)[0]]

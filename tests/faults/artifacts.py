@@ -9,6 +9,9 @@ is made to fit. It is loaded and called in another process, with memory between 
 must be refused with an error of Tilewright's, or run. What it computes then is counted: no check can know that a plan
 was meant to subtract in the other order.
 
+Half of the changed plans are changed as by one who writes new kernels for them: each object is sealed for the plan as
+it is now, so that what refuses the file is what the plan says, and not that it is another one. These are counted apart.
+
 Object files are changed in two ways: sealed as they were, and sealed again, as only one who writes a new kernel would.
 The latter need not run (relocations are part of the machine code), but must load or be refused.
 """
@@ -92,18 +95,21 @@ class Content:
             for symbol, used in kernels.items():
                 kernels[symbol] = new if used == digest else used
 
-    def fit_contracts(self) -> str:
-        """Seals all kernels for the plans as they are now, where these can still be read as plans."""
+    def fit_contracts(self) -> bool:
+        """Seals all kernels for the plans as they are now, where these can still be read as plans. Returns whether
+        there was one."""
+        fitted = False
         for variant in self.manifest["variants"]:
             try:
                 plan = msgspec.convert(variant["plan"], Plan)
             except (msgspec.ValidationError, TypeError, LookupError):
                 continue
-            for digest in set(plan.kernels.values()) & set(self.objects):
+            for digest in sorted(set(plan.kernels.values()) & set(self.objects)):
                 code, made_for = contract.unsealed(self.objects[digest])
                 made_for = msgspec.structs.replace(made_for, plan=contract.plan_digest(plan))
                 self.exchange(digest, contract.sealed(code, made_for))
-        return " (contracts too)"
+                fitted = True
+        return fitted
 
     def written(self) -> bytes:
         """The file, with checksums that fit."""
@@ -305,13 +311,25 @@ def change_object(rng: random.Random, content: Content, again: bool) -> str:
     return f"object{' sealed again' if again else ''} {' '.join(changed)}"
 
 
-def changed(rng: random.Random, original: bytes) -> tuple[bytes, str, bool]:
-    """(A changed file, what was changed, whether it may be run.)"""
+@dataclass(frozen=True)
+class Changed:
+    """A file, what was changed in it, whether it may be run, and whether its kernels are sealed for its plan."""
+
+    data: bytes
+    what: str
+    run: bool = True
+    is_fitted: bool = False
+
+
+def changed(rng: random.Random, original: bytes) -> Changed:
     content, turn = Content.of(original), rng.random()
     if turn < 0.5:
         what = "; ".join(
             change_json(rng, content.manifest["variants"]) for _ in range(rng.choice((1, 1, 1, 2, 3)))
         )
+        if turn < 0.25:
+            is_fitted = content.fit_contracts()
+            return Changed(content.written(), what, is_fitted=is_fitted)
     elif turn < 0.55:
         what = change_json(rng, content.manifest)
         content.keep_parts = True
@@ -322,21 +340,21 @@ def changed(rng: random.Random, original: bytes) -> tuple[bytes, str, bool]:
     elif turn < 0.72:
         what = change_part(rng, content)
     elif turn < 0.75:
-        return *_broken_zip(rng, content), True
+        return Changed(_broken_zip(rng, content), "zip")
     else:
         again = rng.random() < 0.6
         what = change_object(rng, content, again)
-        return content.written(), what, not again
-    return content.written(), what, True
+        return Changed(content.written(), what, run=not again)
+    return Changed(content.written(), what)
 
 
-def _broken_zip(rng: random.Random, content: Content) -> tuple[bytes, str]:
+def _broken_zip(rng: random.Random, content: Content) -> bytes:
     """The structure of the zip behind the manifest changed: `load` does not need it."""
     data = bytearray(content.written())
     _, _, _, _, at, size, *_ = artifact._HEADER.unpack(data[: artifact.HEADER_SIZE])
     for _ in range(4):
         data[rng.randrange(at + size, len(data))] ^= 1 << rng.randrange(8)
-    return resealed(bytes(data), at, size), "zip"
+    return resealed(bytes(data), at, size)
 
 
 # -- the process that loads -------------------------------------------------------------------------------------------
@@ -457,8 +475,17 @@ def flat(value: Any) -> list[np.ndarray]:
     return [np.asarray(value)]
 
 
-def campaign(count: int, seed: int, folder: Path, keep: Path | None = None) -> tuple[Counter[str], list[str]]:
-    """(How many came to what, what was changed in those that failed.)"""
+@dataclass
+class Result:
+    """How many files came to what, how many of these are `fitted` (their kernels sealed for the changed plan), and what
+    was changed in those that failed."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    fitted: Counter[str] = field(default_factory=Counter)
+    failed: list[str] = field(default_factory=list)
+
+
+def campaign(count: int, seed: int, folder: Path, keep: Path | None = None) -> Result:
     rng = random.Random(seed)
     models = originals()
     for number, (data, inputs) in enumerate(models):
@@ -468,22 +495,25 @@ def campaign(count: int, seed: int, folder: Path, keep: Path | None = None) -> t
         arrays = {f"in{n}": array for n, array in enumerate(inputs)}
         arrays |= {f"out{n}": array for n, array in enumerate(flat(results))}
         np.savez(folder / f"model{number}.npz", **arrays)  # type: ignore[arg-type]
-    texts = []
+    files = []
     for number in range(count):
         which = rng.randrange(len(models))
-        data, text, run = changed(rng, models[which][0])
-        (folder / f"{number}.tw").write_bytes(data)
-        (folder / f"{number}.json").write_text(json.dumps({"model": which, "run": run}))
-        texts.append(text)
-    outcomes = run_all(folder, count)
-    failed = []
-    for number, outcome in enumerate(outcomes):
-        if outcome.startswith(("raw", "crash", "hang")):
-            failed.append(f"{number}: {outcome}; changed: {texts[number][:200]}")
+        each = changed(rng, models[which][0])
+        (folder / f"{number}.tw").write_bytes(each.data)
+        (folder / f"{number}.json").write_text(json.dumps({"model": which, "run": each.run}))
+        files.append(each)
+    result = Result()
+    for number, (each, outcome) in enumerate(zip(files, run_all(folder, count), strict=True)):
+        kind = outcome.split()[0]
+        result.counts[kind] += 1
+        result.fitted[kind] += each.is_fitted
+        if kind in ("raw", "crash", "hang"):
+            result.failed.append(f"{number}: {outcome}; changed: {each.what[:200]}")
             if keep is not None:
                 keep.mkdir(exist_ok=True)
-                (keep / f"{seed}-{number}.tw").write_bytes((folder / f"{number}.tw").read_bytes())
-    return Counter(" ".join(outcome.split()[:1]) for outcome in outcomes), failed
+                (keep / f"{seed}-{number}.tw").write_bytes(each.data)
+    result.fitted = +result.fitted
+    return result
 
 
 def run_all(folder: Path, count: int) -> list[str]:
@@ -542,11 +572,13 @@ def main() -> int:
         serve(Path(given.serve[0]), int(given.serve[1]), int(given.serve[2]))
         return 0
     with tempfile.TemporaryDirectory() as name:
-        counts, failed = campaign(given.files, given.seed, Path(name), given.keep)
-    for line in failed:
+        result = campaign(given.files, given.seed, Path(name), given.keep)
+    for line in result.failed:
         print(line)
-    print(f"{given.files} files: " + ", ".join(f"{count} {what}" for what, count in sorted(counts.items())))
-    return int(bool(failed))
+    fitted = f"{result.fitted.total()} of these with kernels sealed for the changed plan"
+    for what, counts in ((f"{given.files} files", result.counts), (fitted, result.fitted)):
+        print(f"{what}: " + ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())))
+    return int(bool(result.failed))
 
 
 if __name__ == "__main__":

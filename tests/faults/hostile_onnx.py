@@ -162,6 +162,8 @@ def _late(*_: Any) -> None:
 
 
 def limit_memory(size: int = MEMORY) -> None:
+    """Of this process, in which LLVM then runs too: limits and counted time do not reach worker processes."""
+    os.environ["TILEWRIGHT_BUILD_PROCESSES"] = "0"
     resource.setrlimit(resource.RLIMIT_AS, (size, size))
 
 

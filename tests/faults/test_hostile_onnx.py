@@ -6,8 +6,11 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from tests.faults.hostile import crafted
-from tests.faults.hostile_onnx import short, wanted
+from tests.faults.hostile_onnx import limit_memory, short, wanted
+from tilewright.codegen.llvm.workers import worker_processes
 
 
 def test_hostile_files_are_refused_or_right() -> None:
@@ -18,6 +21,14 @@ def test_hostile_files_are_refused_or_right() -> None:
     counts = {kind: int(n) for n, kind in re.findall(r"(\d+) (refused|right|unchecked)", child.stdout)}
     assert sum(counts.values()) == len(short()) >= 45
     assert counts["refused"] > len(short()) // 2 and counts["right"] > 3
+
+
+def test_the_limits_reach_all_of_a_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWRIGHT_BUILD_PROCESSES", "3")
+    monkeypatch.setattr("resource.setrlimit", lambda *_: None)
+    assert worker_processes(1000) == 3
+    limit_memory()
+    assert worker_processes(1000) == 0
 
 
 def test_there_are_hundreds() -> None:

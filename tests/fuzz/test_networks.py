@@ -19,23 +19,31 @@ from torch import Tensor, nn
 import tilewright
 from tests.fuzz import coverage, networks, workers
 from tests.fuzz.judge import Judge, with_dice
+from tests.machines import ICE_LAKE, ZEN_4, here_as
 from tests.rewrites.helpers import graph_of, inputs_for, x_input
 from tilewright.errors import TilewrightWarning
 from tilewright.graph.ir import Graph, Node, rebuild
 from tilewright.graph.op import apply
+from tilewright.hw import host
 from tilewright.measure.bisect import check_model
 from tilewright.rewrites import pipeline
 from tilewright.rewrites.base import Pass
 
 
 def test_random_networks() -> None:
-    taken = networks.run([0, 1, 2, 17, 27])  # 17 is of bfloat16, 27 of float16
+    taken = networks.run([0, 1, 2, 17, 27], host())  # 17 is of bfloat16, 27 of float16
     assert any(name.startswith("order conv, ") and name.endswith(", compiled") for name in taken)
     assert taken["pass widen-half, compiled"]
 
 
+@pytest.mark.skipif(here_as("znver4") is None, reason="this processor does not run code for Zen 4")
+def test_paired_products_in_a_random_network() -> None:
+    machine = here_as("znver4")
+    assert networks.run([33], machine)["template paired"] == 1
+
+
 def test_rewrites_of_random_networks() -> None:
-    taken = networks.run(range(100, 125), compiled=False)
+    taken = networks.run(range(100, 125), None)
     passes = ("fold-constants", "simplify", "fold-batch-norm", "decompose", "layout", "common-subexpressions")
     for name in passes:
         assert taken[f"pass {name}, priced"], coverage.table(taken)
@@ -92,7 +100,7 @@ def test_a_wrong_pass_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(
         AssertionError, match=r"WRONG after pass 1 of \d+, broken: .*(?s:.*)network \d+, float32"
     ):
-        networks.run(range(60), compiled=False)
+        networks.run(range(60), None)
 
 
 def test_a_pass_that_fails_and_is_left_out_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,12 +127,23 @@ def test_a_network_is_the_same_every_time() -> None:
 
 
 def test_what_was_never_taken_is_named() -> None:
-    names = list(coverage.expected(compiled=True))
-    assert len(set(names)) == len(names) and coverage.missing(Counter(), compiled=True) == names
+    names = list(coverage.expected(ICE_LAKE))
+    assert len(set(names)) == len(names) and coverage.missing(Counter(), ICE_LAKE) == names
+    assert {"template separable", "template row_block_chain"} < set(names)
+    assert set(coverage.expected(ZEN_4)) - set(names) == {"template paired"}
     assert "simplify: concat_slices" in names and "pass merge-matmuls, priced" in names
     blocks = Counter({"order concat, blocks of 12, priced": 1, "order conv, channels_by_24, compiled": 2})
-    left = coverage.missing(blocks, compiled=True)
+    left = coverage.missing(blocks, ICE_LAKE)
     assert "order concat, blocks, priced" not in left and "order conv, all in one block, compiled" not in left
+
+
+def test_parts_of_a_campaign_are_counted_together(tmp_path: Path) -> None:
+    counts = tmp_path / "counts.json"
+    assert coverage.added({"kernel: chain": 2}, counts) == {"kernel: chain": 2}
+    together = coverage.added({"kernel: chain": 1, "kernel: attention": 1}, counts)
+    assert together == {"kernel: chain": 3, "kernel: attention": 1}
+    left = coverage.missing(together, None)
+    assert "kernel: attention" not in left and "kernel: reduction" in left
 
 
 def test_crashes_are_failures_and_time_ends_a_run(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import threading
 from collections.abc import Iterator
 from types import FrameType
 
@@ -21,6 +22,9 @@ from tilewright.tune.oracle import PredictedCosts
 
 # Frames that a compilation may nest, whatever the size of its model: half of Python's default limit.
 MAX_FRAMES = 500
+
+
+LOGARITHM = 12  # frames by which sums that are halved again and again may grow when a model is doubled
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +46,48 @@ def few_frames(imported: None) -> Iterator[None]:
 def test_it_compiles_with_bounded_recursion(name: str) -> None:
     make, _, size = scaling.KINDS[name]
     scaling.compiled_right(make(size))
+
+
+def depth_of(graph: Graph) -> int:
+    """The most functions that its compilation nests, in any thread."""
+    local, deepest = threading.local(), 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal deepest
+        if event in ("call", "return"):
+            local.depth = getattr(local, "depth", 0) + (1 if event == "call" else -1)
+            deepest = max(deepest, local.depth)
+
+    before = sys.getprofile()
+    threading.setprofile(count)
+    sys.setprofile(count)
+    try:
+        scaling.compiled_right(graph)
+    finally:
+        sys.setprofile(before)
+        threading.setprofile(None)  # type: ignore[arg-type]
+    return deepest
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("imported")
+@pytest.mark.parametrize("name", scaling.KINDS)
+def test_a_model_of_twice_the_size_nests_no_deeper(name: str) -> None:
+    """A frame for each part would add as many as there are parts, and a limit that these sizes do not reach is no
+    limit."""
+    make, _, size = scaling.KINDS[name]
+    size = max(size, 32) if name == "branches" else size  # an index of fewer parts is simplified in one piece
+    first = depth_of(make(size))  # before the larger one: what is found once and cached nests too
+    assert depth_of(make(2 * size)) <= first + LOGARITHM
+
+
+def test_the_depth_of_a_recursion_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nested(depth: int) -> float:
+        return 0.0 if not depth else nested(depth - 1)
+
+    monkeypatch.setattr(scaling, "compiled_right", lambda graph: nested(len(graph.nodes())))
+    few, more = (scaling.additions(n) for n in (20, 40))
+    assert depth_of(more) - depth_of(few) == len(more.nodes()) - len(few.nodes()) > LOGARITHM
 
 
 def test_growth_is_the_exponent() -> None:

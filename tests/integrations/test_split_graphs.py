@@ -23,6 +23,7 @@ def fresh() -> Iterator[None]:
     register()
     torch._dynamo.reset()
     torch_compile._warned.clear()
+    torch_compile._told.clear()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="(?s).*stay in PyTorch|.*runs? in PyTorch")
         yield

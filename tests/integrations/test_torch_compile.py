@@ -29,6 +29,7 @@ def fresh() -> Iterator[None]:
     register()
     torch._dynamo.reset()
     torch_compile._warned.clear()
+    torch_compile._told.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error", TilewrightWarning)
         yield
@@ -211,6 +212,26 @@ def test_what_stays_in_torch_is_told_once_whatever_the_sizes() -> None:
     assert len(caught) == 1 and len(compiled.outcomes) >= 2
 
 
+def test_what_stays_in_torch_is_told_of_each_model_of_the_same_code_up_to_a_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Inverse(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.linalg.inv(torch.relu(x)) * self.scale
+
+    monkeypatch.setattr(torch_compile, "_MODELS_TOLD", 2)
+    x, models = torch.eye(3), [Inverse().eval() for _ in range(3)]
+    with pytest.warns(TilewrightWarning, match="linalg_inv") as caught, torch.no_grad():
+        for number, model in enumerate(models):
+            torch._dynamo.reset()
+            torch.compile(model, backend="tilewright")(x)
+            assert len(caught) == min(number + 1, 2)
+
+
 def test_the_share_of_what_stays_grows_with_its_work() -> None:
     plan = driver.compile(nn.Sequential(nn.Linear(64, 64), nn.ReLU()).eval(), (torch.randn(8, 64),)).plan
     amounts = [(0, 0), (1e6, 1e3), (1e9, 1e3), (1e9, 1e9)]
@@ -262,8 +283,9 @@ def test_a_failure_of_ours_warns_once_and_runs_in_torch(monkeypatch: pytest.Monk
     ):
         for _ in range(3):
             assert torch.equal(compiled.fast(x), net(x))
+        assert len(caught) == 1
         Compiled(lambda x: x + 1).fast(x)
-    assert len(caught) == 1
+    assert len(caught) == 2  # of another graph
     assert compiled.kinds == ["failed"]
 
 

@@ -123,6 +123,9 @@ class RandomPrices:
     def prepare(self, tasks: Collection[Task]) -> None:
         pass
 
+    def decided(self) -> Mapping[Task, bool]:
+        return {}
+
     def price(self, task: Task) -> Price | None:
         self.calls[task.key] += 1
         several = sum(not (node.is_input or node.is_constant) for node in task.graph.nodes()) > 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import pytest
@@ -47,6 +47,9 @@ class ByLabel:
 
     def prepare(self, tasks: Collection[Task]) -> None:
         pass
+
+    def decided(self) -> Mapping[Task, bool]:
+        return {}
 
     def price(self, task: Task) -> Price | None:
         self.asked.append(task.label)
@@ -314,6 +317,63 @@ def test_groups_that_were_not_measured_are_no_part_of_the_settled_cut() -> None:
     costs.prices["matmul+matmul"] = 1e-9
     times = {**dict.fromkeys(keys_of(found), 1e-3), **dict.fromkeys(keys_of(rival.partition), 4e-3)}
     assert labels(rival.settle(times)) == ["matmul"] * 3
+
+
+# -- what tuning has decided ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Tuned(ByLabel):
+    """Also knows which tasks were tuned, by label, and whether these were measured."""
+
+    tuned: dict[str, bool] = field(default_factory=dict)
+    tasks: list[Task] = field(default_factory=list)
+
+    def prepare(self, tasks: Collection[Task]) -> None:
+        self.tasks = list(tasks)
+
+    def decided(self) -> Mapping[Task, bool]:
+        return {task: self.tuned[task.label] for task in self.tasks if task.label in self.tuned}
+
+    def price(self, task: Task) -> Price | None:
+        price = super().price(task)
+        return price and Price(price.seconds, self.tuned.get(task.label, False))
+
+
+def test_a_prediction_replaces_nothing_that_was_tuned() -> None:
+    prices = {"matmul+relu+matmul": 1e-6}
+    apart = {"matmul+relu": True, "matmul": True}
+    for tuned, wanted in (
+        (apart, ["matmul+relu", "matmul"]),
+        ({"matmul": True}, ["matmul+relu+matmul"]),  # another model's: this one was not tuned
+        ({**apart, "matmul+relu+matmul": True}, ["matmul+relu+matmul"]),
+        (
+            {**apart, "matmul+relu+matmul": False},
+            ["matmul+relu", "matmul"],
+        ),  # there was no time to measure it
+        ({"matmul+relu": False, "matmul": True}, ["matmul+relu", "matmul"]),
+        ({"matmul+relu+matmul": False}, ["matmul+relu+matmul"]),
+    ):
+        assert labels(partition(block_of_two(), costs=Tuned(prices, tuned=tuned))) == wanted, tuned
+
+
+def test_what_was_tuned_must_cover_the_graph_without_overlaps() -> None:
+    x = x_input(16, 16)
+    for number in range(3):
+        x = linear(x, 16, number)
+    pairs = Tuned({"matmul+matmul": 1e-6}, tuned={"matmul+matmul": True})
+    assert sorted(labels(partition(graph_of(x), costs=pairs))) == ["matmul", "matmul+matmul"]
+    three = Tuned({"matmul+matmul": 1e-6, "matmul+matmul+matmul": 9.0}, tuned={"matmul+matmul+matmul": True})
+    assert labels(partition(graph_of(x), costs=three)) == ["matmul+matmul+matmul"]
+
+
+def test_a_group_without_a_time_that_tuning_kept_stays() -> None:
+    class Silent(Tuned):
+        def price(self, task: Task) -> Price | None:
+            return None
+
+    apart = {"matmul+relu": True, "matmul": True}
+    assert len(partition(block_of_two(), costs=Silent({"matmul+relu+matmul": 1.0}, tuned=apart)).calls) == 2
 
 
 # -- each rule on groups ----------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from tilewright.errors import TilewrightError
 from tilewright.measure.trial import TaskJob
 from tilewright.space.candidates import Candidates
 from tilewright.space.space import Config
+from tilewright.support.process import safe_path
 
 _MIN_TIMES = 4  # configs with a time that a table must have
 
@@ -70,7 +71,7 @@ def tables_of(
         groups.setdefault(record.key, []).append(record)
     jobs = [(some, statements) for some in groups.values()]
     if processes > 1 and len(jobs) > 1:
-        with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        with safe_path(), ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
             made = list(pool.map(_made, jobs, chunksize=1))
     else:
         made = [_made(job) for job in jobs]

@@ -9,7 +9,8 @@ Dynamo cuts Python into graphs; each graph is compiled here when it is first cal
 What runs where
     A graph that can be imported whole is one compiled model. Operators that cannot be imported stay with PyTorch, and
     the rest of the graph is compiled around them; one warning per graph names them, with their share of the predicted
-    time (`left_in_torch`). An internal failure is a warning, once per graph, and that graph runs in PyTorch.
+    time (`left_in_torch`). An internal failure is a warning, once per graph, and that graph runs in PyTorch. What
+    is the same for many models is said of the first eight.
 
     Tensors on an NVIDIA GPU are computed there, with one CUDA graph per compiled region.
 
@@ -127,7 +128,8 @@ class CompiledGraph:
         self._options = options
         self._eager: Callable[..., Any] = module.forward
         self._policy = Policy(limit=options.variants)
-        self._weights = _weight_positions(module) if options.freeze else ()
+        self._static = _weight_positions(module)
+        self._weights = self._static if options.freeze else ()
         # The arguments whose sizes select a variant; None: all of them.
         count = sum(node.op == "placeholder" for node in module.graph.nodes)
         self._changing = [i for i in range(count) if i not in set(self._weights)] if self._weights else None
@@ -140,7 +142,7 @@ class CompiledGraph:
         self._tables: dict[Any, VariantTable[Runner]] = {}
         self._sets: dict[Any, tuple[list[torch.Tensor], list[int]]] = {}
         self._lock = threading.Lock()
-        self._told = False  # whether the user was told that some sizes run in PyTorch
+        self._said: set[str] = set()  # what the user was told of this graph
 
     @property
     def variants(self) -> int:
@@ -179,9 +181,7 @@ class CompiledGraph:
         result = self._eager(*arguments)
         if not table.is_full:
             table.waited(key, time.perf_counter() - began)
-        if not self._told:
-            self._told = True
-            _warn(_too_many_sizes(self._module, self._policy))
+        self._tell("sizes", _too_many_sizes(self._module, self._policy), arguments)
         return result
 
     def _key(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
@@ -231,10 +231,20 @@ class CompiledGraph:
             runner, outcome = self._in_torch, RegionOutcome("failed", error=what, share=1.0)
             news = (f"failed {what}", _failure(self._module, error))
         if news is not None:
-            _warn_once(*news)
+            self._tell(*news, arguments)
         if self._options.observe is not None:
             self._options.observe(outcome)
         return runner
+
+    def _tell(self, key: str, message: str, arguments: Sequence[Any]) -> None:
+        """Warn of this graph, once whatever its sizes. Dynamo captures a model anew for other sizes, so what tells
+        models apart is their weights."""
+        told = _told.setdefault(key, set())
+        model = hash(frozenset(id(arguments[i]) for i in self._static))
+        if model not in told and key not in self._said and len(told) < _MODELS_TOLD:
+            told.add(model)
+            _warn(message)
+        self._said.add(key)
 
     def _in_torch(self, arguments: Sequence[Any]) -> Any:
         return self._eager(*arguments)
@@ -536,6 +546,8 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 # -- warnings ---------------------------------------------------------------------------------------------------
 
+_MODELS_TOLD = 8  # models of which the same is said: there may be one for each layer
+_told: dict[str, set[int]] = {}  # of which models a message was said
 _warned: set[str] = set()
 
 

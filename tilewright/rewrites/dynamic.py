@@ -8,7 +8,7 @@ no estimate left. Groups that are equal as tasks, as in repeated blocks, are pri
 The greedy partition is one of the cuts, so the result is never predicted to be slower. Since predictions have errors,
 a group that greedy fusion does not make must be predicted to be faster by a margin, unless its time was measured.
 Where the predicted difference is within the margin, tuning measures both: the `rival` decides these groups the other
-way.
+way. After that, a run that measures nothing takes only groups that tuning has decided on, if these cover the graph.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ MARGIN = 0.05  # a predicted gain below this share of a group's time does not co
 MAX_UNITS = 3_000  # of a graph; beyond this, greedy fusion
 MAX_REFUSED = 32  # distinct chains whose refusal is explained
 MAX_LARGER = 20_000  # groups of several units
+_UNMEASURED = 1e3  # seconds that outweigh all measured times of a model
 MAX_ASKED = 64  # distinct groups of several units that are priced; the rest are skipped
 
 Rivals = Callable[[], "Fused | None"]
@@ -141,6 +142,7 @@ class _Search:
             None
         }  # chains that are groups, or whose refusal is known
         self._notes: dict[str, None] = {}
+        self._decided: dict[_Option, bool] = {}  # if only these are legal: whether each was measured
         self.states = self.asked = 0
         self.single = [_Option((unit,), False, self._signature((unit,))) for unit in units.all]
         self.greedy = self._of_greedy(greedy)
@@ -162,8 +164,8 @@ class _Search:
         for chain in units.refused:
             self._refuse(chain.units, chain.reason)
         if only is not None:
-            for option in (*self.single, *self.greedy, *self.larger):
-                option.is_legal = self._task(option.signature, option.units).key in only
+            for option in self._options:
+                option.is_legal = self._task_of(option).key in only
 
     def _of_greedy(self, greedy: Fused) -> list[_Option]:
         """The greedy groups. Groups of one unit are marked among the single ones."""
@@ -177,6 +179,10 @@ class _Search:
             else:
                 found.append(_Option(units, True, self._signature(units)))
         return found
+
+    @property
+    def _options(self) -> list[_Option]:
+        return [*self.single, *self.greedy, *self.larger]
 
     @property
     def is_settled(self) -> bool:
@@ -211,6 +217,9 @@ class _Search:
         if signature not in self._tasks:
             self._tasks[signature] = self._make_task(self.units.as_group(units, self._anchors))[0]
         return self._tasks[signature]
+
+    def _task_of(self, option: _Option) -> Task:
+        return self._task(option.signature, option.units)
 
     def _is_legal(self, signature: object, units: Sequence[Unit]) -> bool:
         if len(self.larger) >= MAX_LARGER:
@@ -252,32 +261,35 @@ class _Search:
 
     def _ask(self, option: _Option) -> None:
         if option.signature not in self._prices:
-            self._prices[option.signature] = self._costs.price(self._task(option.signature, option.units))
+            self._prices[option.signature] = self._costs.price(self._task_of(option))
         option.price = self._prices[option.signature]
         if option.price is None:
-            # Without a time there is nothing to compare: it is used where greedy fusion made it, and nowhere else.
-            option.is_legal, option.seconds = option.is_greedy, 0.0
+            # Without a time there is nothing to compare: it is used where greedy fusion made it, or tuning kept it, and
+            # nowhere else.
+            option.is_legal &= option.is_greedy or option in self._decided
+            option.seconds = 0.0
             if option.is_greedy:
                 self._notes["some groups have no time and stay as greedy fusion makes them"] = None
             return
         is_sure = option.is_greedy or option.price.measured
         option.seconds = option.price.seconds * (1.0 if is_sure else 1.0 + MARGIN)
+        if not self._decided.get(option, True):
+            option.seconds += _UNMEASURED * len(option.units)
 
     # -- search
 
     def run(self, max_states: int) -> list[_Option]:
         """The options of the cheapest cut, after pricing each one that matters for it."""
         several = [*self.greedy, *self.larger]
-        self._costs.prepare(
-            [self._task(option.signature, option.units) for option in (*self.single, *several)]
-        )
+        self._costs.prepare([self._task_of(option) for option in self._options])
+        self._keep_decided(max_states)
         doubtful = {unit.number for option in several for unit in option.units}
         for number in sorted(doubtful):
             self._ask(self.single[number])
         for option in several:
             option.seconds = self._estimate(option)
-        asked: set[_Option] = set()
-        for option in self.greedy:
+        asked = {option for option in self.larger if option in self._decided}
+        for option in (*self.greedy, *asked):
             self._ask(option)
         while True:
             chosen = self._cheapest(max_states)
@@ -294,6 +306,25 @@ class _Search:
                 self.asked += option.signature not in self._prices
                 self._ask(option)
                 asked.add(option)
+
+    def _keep_decided(self, max_states: int) -> None:
+        """Make all other groups illegal if those that tuning has decided on cover the graph. Otherwise a prediction
+        could undo a measured choice."""
+        decided = self._costs.decided()
+        kept = {
+            option: decided[task]
+            for option in self._options
+            if option.is_legal and (task := self._task_of(option)) in decided
+        }
+        if len({unit for option in kept for unit in option.units}) < len(self.single):
+            return
+        try:
+            self._cheapest(max_states, lambda option: 0.0 if option in kept else math.inf)
+        except endings.NoCut:
+            return
+        self._decided = kept
+        for option in self._options:
+            option.is_legal = option in kept
 
     def _estimate(self, option: _Option) -> float:
         """The time of a group if it saves all traffic and launches between its units; infinite if the time of a
@@ -363,7 +394,7 @@ class _Search:
     ) -> list[_Option]:
         groups: dict[int, list[endings.Group]] = {number: [] for number in range(len(self.single))}
         options: dict[int, _Option] = {}
-        for option in (*self.single, *self.greedy, *self.larger):
+        for option in self._options:
             if option.is_legal and math.isfinite(cost := seconds(option)):
                 bits = option.bits
                 options[bits] = option
@@ -387,7 +418,7 @@ class _Search:
         for option in (*self.greedy, *self.larger):
             if option.price is None:
                 continue
-            task = self._task(option.signature, option.units)
+            task = self._task_of(option)
             used = option.bits in taken
             known = rows.get((task.key, used))
             parts, rest = self._alternative(option, owner)
@@ -425,7 +456,7 @@ class _Search:
         for option in options:
             if option.price is None:
                 return ()
-            label = self._task(option.signature, option.units).label
+            label = self._task_of(option).label
             found.append(PartReport(label, option.price.seconds, option.price.measured))
         return tuple(found)
 

@@ -31,6 +31,10 @@ class TooManyStates(Exception):
     """The graph is too wide."""
 
 
+class NoCut(Exception):
+    """The groups do not cover the graph."""
+
+
 @dataclass(frozen=True)
 class Cut:
     """The `groups` of the cheapest cut, in order of computation, and the number of visited `states`."""
@@ -41,8 +45,8 @@ class Cut:
 
 
 def cheapest_cut(count: int, groups: Mapping[int, Sequence[Group]], max_states: int = MAX_STATES) -> Cut:
-    """The cheapest cut of `count` units. `groups`: those that end in each unit, at least one for each. Raises
-    TooManyStates."""
+    """The cheapest cut of `count` units. `groups`: those that end in each unit. Raises TooManyStates and
+    NoCut."""
     whole = (1 << count) - 1
     best: dict[int, tuple[float, Group | None, int]] = {whole: (0.0, None, 0)}
     waiting: list[list[int]] = [[] for _ in range(count + 1)]
@@ -60,6 +64,8 @@ def cheapest_cut(count: int, groups: Mapping[int, Sequence[Group]], max_states: 
                     waiting[rest.bit_length()].append(rest)
                 if known is None or seconds < known[0]:
                     best[rest] = (seconds, group, left)
+    if 0 not in best:
+        raise NoCut
     chosen: list[Group] = []
     step = best[0]
     while step[1] is not None:

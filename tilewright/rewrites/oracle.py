@@ -52,6 +52,10 @@ class GroupCosts(Protocol):
     def prepare(self, tasks: Collection[Task]) -> None:
         """Announce the tasks that will be priced."""
 
+    def decided(self) -> Mapping[Task, bool]:
+        """The announced tasks that were tuned, and whether their choice is final: measured, or the only candidate.
+        Where these cover the graph, groups are chosen among them. Empty for a run that measures more."""
+
     def price(self, task: Task) -> Price | None:
         """The time of the task: measured if it was tuned, otherwise predicted; None if neither is known."""
 
@@ -85,6 +89,9 @@ class MeasuredCosts:
     @cached_property
     def _scale(self) -> list[float]:
         return [1.0]
+
+    def decided(self) -> Mapping[Task, bool]:
+        return {}
 
     def price(self, task: Task) -> Price | None:
         if task.key in self.times:

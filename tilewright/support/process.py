@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from tilewright.errors import MeasurementError
 from tilewright.support.confinement import SECRETS, confine
@@ -210,6 +210,22 @@ def import_folders() -> list[str]:
     absolute.append(_PACKAGE_FOLDER)  # this package may have been found by an import hook
     current = [folder for folder in absolute if os.path.realpath(folder) == here]
     return list(dict.fromkeys([folder for folder in absolute if folder not in current] + current))
+
+
+@contextlib.contextmanager
+def safe_path() -> Iterator[None]:
+    """Processes that others start meanwhile, as `multiprocessing` does, import nothing from the current folder first
+    (from Python 3.11 on)."""
+    name = "PYTHONSAFEPATH"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
 
 
 def wait(*children: Child) -> tuple[list[Child], float]:

@@ -49,7 +49,8 @@ class Settings:
     def cutting(self) -> Cutting:
         """The way the graph is cut into tasks. A lock file names tasks, so they must not depend on measurements."""
         threads = self.target.threads(self.threads)
-        return Cutting(self.partition, threads, self.tuning.db, measured=self.lock is None)
+        measured, explores = self.lock is None, self.tuning.measures
+        return Cutting(self.partition, threads, self.tuning.db, measured=measured, explores=explores)
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ class Cutting:
 
     `measured`: times of kernels with this many `threads` are read from the database `db` (None: the one in the cache
     folder). Otherwise all are predicted, and the tasks are the same whatever was tuned, as a lock file needs them.
+    `explores`: groups that were never measured may replace tuned ones, because this run measures them.
     `pads`: unaligned channels may be padded.
     """
 
@@ -57,6 +58,7 @@ class Cutting:
     threads: int = 0
     db: Path | None = None
     measured: bool = True
+    explores: bool = False
     pads: bool = True
 
     def costs(self, machine: Machine, numerics: str) -> GroupCosts | None:
@@ -65,7 +67,7 @@ class Cutting:
             return None
         if not self.measured:
             return PredictedCosts(machine, numerics)
-        return KnownCosts(machine, numerics, threads=self.threads, db=self.db)
+        return KnownCosts(machine, numerics, threads=self.threads, db=self.db, explores=self.explores)
 
 
 DYNAMIC = Cutting()

@@ -20,6 +20,12 @@ COMPLETE = "complete"  # effort of a decision after which no more gain was expec
 def known_choices(works: Mapping[str, Work], threads: int, db: Path | None) -> dict[str, Choice]:
     """The winners by task key, for the tasks that the database has a decision on. `db` None: the database in the
     cache folder."""
+    decided = decided_choices(works, threads, db)
+    return {key: choice for key, choice in decided.items() if choice.origin.kind != "predicted"}
+
+
+def decided_choices(works: Mapping[str, Work], threads: int, db: Path | None) -> dict[str, Choice]:
+    """The same, and the predicted choices of tasks that tuning had no time to measure."""
     if not works:
         return {}
     keys = {key: Key.of(work, threads) for key, work in works.items()}
@@ -27,9 +33,7 @@ def known_choices(works: Mapping[str, Work], threads: int, db: Path | None) -> d
     found = {}
     for key, work in works.items():
         decision = decisions.get(keys[key])
-        if decision is None or origin_of(decision).kind == "predicted":
-            continue
-        choice = recalled(work, decision)
+        choice = None if decision is None else recalled(work, decision)
         if choice is not None:
             found[key] = choice
     return found

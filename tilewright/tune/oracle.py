@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -21,7 +21,7 @@ from tilewright.space.decompositions.separate_prologue import NAME as SEPARATE_P
 from tilewright.space.space import Space
 from tilewright.space.template import Applied, Explaining, Work
 from tilewright.tune.choose import best_among
-from tilewright.tune.known import known_choices
+from tilewright.tune.known import decided_choices
 
 _QUICK = (
     1000  # maximum number of configs of a space that is fast to search; knobs of one group count together
@@ -81,6 +81,9 @@ class PredictedCosts:
     def prepare(self, tasks: Collection[Task]) -> None:
         pass
 
+    def decided(self) -> Mapping[Task, bool]:
+        return {}
+
     def price(self, task: Task) -> Price | None:
         seconds = self.seconds(task) + self.kernel_seconds()
         return Price(seconds) if math.isfinite(seconds) else None
@@ -94,21 +97,25 @@ class KnownCosts(PredictedCosts):
     """The same, with measured times where the tuning database has them.
 
     Measured and predicted times are compared in one sum, so predictions are multiplied by the ratio of the two, as far
-    as it is known from the tasks of the model.
+    as it is known from the tasks of the model. That is a median, and a prediction may well be too low beside a measured
+    time. Unless the caller `explores`, groups that were never measured are not used where tuned ones cover the graph.
     """
 
     threads: int = 0
     db: Path | None = None
+    explores: bool = False
 
     def prepare(self, tasks: Collection[Task]) -> None:
         works = {task.key: Work(task, self.machine, self.numerics) for task in tasks}
         try:
-            known = known_choices(works, self.threads, self.db)
+            decided = decided_choices(works, self.threads, self.db)
         except TilewrightError:
             return  # without the toolchain, which the records name, nothing was measured
-        for key, choice in known.items():
-            if choice.origin.kind == "tuned" and choice.seconds is not None:
-                self._measured[works[key].task] = choice.seconds
+        for key, choice in decided.items():
+            task, kind = works[key].task, choice.origin.kind
+            self._decided[task] = kind != "predicted"
+            if kind == "tuned" and choice.seconds is not None:
+                self._measured[task] = choice.seconds
         self._scale[0] = measured_scale(
             (seconds, self.seconds(task)) for task, seconds in self._measured.items()
         )
@@ -119,8 +126,15 @@ class KnownCosts(PredictedCosts):
         seconds = self.seconds(task) * self._scale[0] + self.kernel_seconds()
         return Price(seconds) if math.isfinite(seconds) else None
 
+    def decided(self) -> Mapping[Task, bool]:
+        return {} if self.explores else self._decided
+
     @cached_property
     def _measured(self) -> dict[Task, float]:
+        return {}
+
+    @cached_property
+    def _decided(self) -> dict[Task, bool]:
         return {}
 
     @cached_property

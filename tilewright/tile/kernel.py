@@ -14,7 +14,7 @@ from tilewright.errors import KernelArgumentError, KernelSyntaxError
 from tilewright.tile.executors import ACCELERATORS, Facts, Launchable, are_disjoint, executor_for
 from tilewright.tile.frontend.builder import is_number, literal_type
 from tilewright.tile.frontend.compiler import Compiled, compile_kernel
-from tilewright.tile.frontend.source import FunctionSource, is_current, read
+from tilewright.tile.frontend.source import FunctionSource, constexpr_key, is_current, read
 from tilewright.tile.interpret import interpret
 from tilewright.tile.ir import MAX_GRID, Pointer, TileProgram, TileType, Type
 from tilewright.tile.launch import WarmLaunches
@@ -274,7 +274,7 @@ class Kernel:
         return self._arguments(self._bind(args, kwargs)).tensors
 
     def _program(self, arguments: Arguments) -> TileProgram:
-        constants = tuple((name, type(value), value) for name, value in arguments.constants.items())
+        constants = tuple((name, constexpr_key(value)) for name, value in arguments.constants.items())
         key = (tuple(arguments.types.items()), constants)
         try:
             known = self._compiled.get(key)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.tile.executors import Launchable, are_disjoint
-from tilewright.tile.frontend.source import Captured, is_current
+from tilewright.tile.frontend.source import Captured, constexpr_key, is_current
 from tilewright.tile.ir import MAX_GRID
 
 _I32_MIN, _I32_END = -(2**31), 2**31
@@ -102,10 +102,11 @@ class WarmLaunches:
         spans: list[tuple[int, int]] = []
         for value, constexpr in zip(given, self._constexprs, strict=True):
             kind = type(value)
-            key.append(kind)
             if constexpr:
-                key.append(value)
-            elif kind is int:
+                key.append(constexpr_key(value))
+                continue
+            key.append(kind)
+            if kind is int:
                 if _I32_MIN <= value < _I32_END:
                     key.append(4)
                 elif -_I64_END <= value < _I64_END:

@@ -14,6 +14,7 @@ import numpy as np
 from tilewright.dtypes import DType
 from tilewright.errors import DynamicShapeError, KernelError, KernelTypeError
 from tilewright.support.source import SourceLocation
+from tilewright.tile.frontend.source import constexpr_key
 from tilewright.tile.ir import BlockPointerType, Node, Op, Pointer, TileType, Type, Value
 from tilewright.tile.op import BOOL, F32, I32, I64, check_shape
 from tilewright.tile.ops import OPS, broadcast_shapes
@@ -57,6 +58,13 @@ def literal_type(value: bool | int | float | np.generic) -> DType:
 
 def is_number(value: object) -> bool:
     return isinstance(value, (bool, int, float, np.number, np.bool_))
+
+
+def are_same(a: Any, b: Any) -> bool:
+    """Whether two objects of the front end are one value, or constexprs that are the same."""
+    if a is b or isinstance(a, Value) or isinstance(b, Value):
+        return a is b
+    return bool(constexpr_key(a) == constexpr_key(b))
 
 
 def describe(value: object) -> str:

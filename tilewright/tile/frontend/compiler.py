@@ -19,7 +19,7 @@ from typing import Any
 from tilewright.errors import KernelError, KernelSyntaxError, KernelTypeError
 from tilewright.support.source import SourceLocation
 from tilewright.tile.frontend import language, source
-from tilewright.tile.frontend.builder import Builder, describe, is_number
+from tilewright.tile.frontend.builder import Builder, are_same, describe, is_number
 from tilewright.tile.frontend.expressions import Absent, construct
 from tilewright.tile.frontend.loops import Loops, leaves
 from tilewright.tile.frontend.source import Captured, FunctionSource
@@ -269,9 +269,7 @@ class Function(Loops):
         flat: list[tuple[Value, Value, Value]] = []
 
         def join(name: str, first: Any, second: Any) -> Any:
-            if first is second or (
-                type(first) is type(second) and not isinstance(first, Value) and first == second
-            ):
+            if are_same(first, second):
                 return first
             for absent in (first, second):
                 if isinstance(absent, Absent):

@@ -19,7 +19,7 @@ Semantics
   undefined.
 - **Floats.** An operation on f16 or bf16 is computed in f32 and rounded once; an operation on f32 or f64 is rounded to
   its type, functions such as `exp` to a few units in the last place, and division by a number that is the same for
-  several elements to two. `exp(x - m)` where `m` is a maximum over elements that include `x` may be off by `m - x`
+  several elements to two; on a GPU `exp(x)` may be off by 2 + 1.2 |x| units. `exp(x - m)` where `m` is a maximum over elements that include `x` may be off by `m - x`
   units in the last place, and is 0 below the normal numbers. `sum` and `cumsum` add f16 and bf16 in f32 and round once
   at the end, and add bools and integers under 32 bits in i32, their result. `dot` adds products of f16, bf16 and f32 in
   f32, of f64 in f64, of i8 and u8 in i32, and returns that type; with input_precision="tf32" f32 operands lose 13 bits

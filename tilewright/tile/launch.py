@@ -19,7 +19,15 @@ from tilewright.tile.ir import MAX_GRID
 
 _I32_MIN, _I32_END = -(2**31), 2**31
 _I64_END = 2**63
-_MAX_KNOWN = 4096  # signatures, before all are forgotten: constexprs that change with every call
+_F32_MAX = float(np.finfo(np.float32).max)
+_MAX_KNOWN = 4096  # entries, before all are forgotten: constexprs that change with every call
+
+
+def remember(known: dict[Any, Any], key: Any, value: Any) -> None:
+    """Add an entry to a table of bounded size."""
+    if len(known) >= _MAX_KNOWN:
+        known.clear()
+    known[key] = value
 
 
 class WarmLaunches:
@@ -80,9 +88,7 @@ class WarmLaunches:
         found = self._signature(args, kwargs, options)
         if found is None:
             return
-        if len(self._known) >= _MAX_KNOWN:
-            self._known.clear()
-        self._known[found[0]] = launchable, captured
+        remember(self._known, found[0], (launchable, captured))
 
     def _signature(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Mapping[str, Any] | None
@@ -114,7 +120,11 @@ class WarmLaunches:
                 else:
                     return None
                 values.append(value)
-            elif kind is float or kind is bool:
+            elif kind is float:
+                if not -_F32_MAX <= value <= _F32_MAX and value - value == 0.0:
+                    return None  # it is rounded to infinity first
+                values.append(value)
+            elif kind is bool:
                 values.append(value)
             elif kind in self._tensors:
                 if not value.is_contiguous():

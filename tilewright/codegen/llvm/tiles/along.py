@@ -135,7 +135,7 @@ class Along(Expressions):
         builder = self.builder
         if combine == "add" or not wide.is_float or not isinstance(vector.type, ir.VectorType):
             return self._halves(vector, lambda a, b: self.scalar(combine, wide, a, b))
-        # Whether there is a NaN is asked once, beside the steps, which need not pass it on then.
+        # One test for NaN beside the steps, which need not propagate it then.
         sign, bits = (">" if combine == "max" else "<"), ir.IntType(vector.type.count)
         unordered = builder.bitcast(builder.fcmp_unordered("uno", vector, vector), bits)
         nan = self.constant(float("nan"), wide)

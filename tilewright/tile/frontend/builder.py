@@ -66,10 +66,10 @@ def held(number: Any, dtype: DType) -> bool | int | float:
     KernelTypeError where an integer type does not hold it."""
     number = number.item() if isinstance(number, np.generic) else number
     if dtype.is_float:
-        number = float(number)
+        exact = float(number)
         with np.errstate(over="ignore"):
-            rounded = float(np.asarray(number, dtype.numpy))
-        return rounded if math.isinf(rounded) else number
+            rounded = float(np.asarray(exact, dtype.numpy))
+        return rounded if math.isinf(rounded) else exact
     if isinstance(number, float) and not math.isfinite(number):
         raise KernelTypeError(
             f"{dtype.short} does not hold {number}", remedy="use a type of floats, or a number that is finite"
@@ -77,12 +77,13 @@ def held(number: Any, dtype: DType) -> bool | int | float:
     if dtype is BOOL:
         return bool(number)
     info = np.iinfo(dtype.numpy)
-    if not info.min <= (number := int(number)) <= info.max:
+    whole = int(number)
+    if not info.min <= whole <= info.max:
         raise KernelTypeError(
-            f"{number} does not fit into {dtype.short}, which holds {info.min} to {info.max}",
+            f"{whole} does not fit into {dtype.short}, which holds {info.min} to {info.max}",
             remedy="use a number in this range, or a wider type: of the other operand with .to(...), or of the tensor",
         )
-    return number
+    return whole
 
 
 def are_same(a: Any, b: Any) -> bool:

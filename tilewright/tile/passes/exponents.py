@@ -17,8 +17,10 @@ Users = Mapping[Value, Sequence[object]]  # nodes, and blocks that yield the val
 
 
 def nonpositive(made: Made, value: Value) -> bool:
-    """Whether a value is x - m, where m is a maximum over elements that include x."""
+    """Whether a value is x - m, where m is a maximum over elements that include x; or a choice of two such values."""
     op = made.get(value)
+    if op is not None and op.name == "select":
+        return all(nonpositive(made, each) for each in op.operands[1:])
     return op is not None and op.name == "sub" and _reaches(made, op.operands[1], op.operands[0])
 
 

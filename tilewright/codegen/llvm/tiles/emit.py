@@ -49,7 +49,11 @@ from tilewright.tile.ir import (
     While,
     walk,
 )
+from tilewright.tile.passes.common_subexpressions import common_subexpressions
+from tilewright.tile.passes.dead_code import dead_code
+from tilewright.tile.passes.manager import run_passes
 from tilewright.tile.passes.observed_rows import RowLimit, observed_rows
+from tilewright.tile.passes.paired_exponentials import paired_exponentials
 from tilewright.tile.passes.standard import simplified
 
 _VIEWS = ("broadcast", "expand_dims", "trans", "arange")
@@ -60,8 +64,12 @@ _ALONG = ("reduce", "cumsum", "sort", "dot", "reshape", "join", "split", "flip")
 def emit_tile_program(program: TileProgram, facts: Facts, machine: CpuMachine, symbol: str) -> ir.Module:
     module = ir.Module(name=symbol)
     module.triple = machine.triple
-    _Emitter(module, machine, simplified(program), facts).emit(symbol)
+    _Emitter(module, machine, _prepared(program), facts).emit(symbol)
     return module
+
+
+def _prepared(program: TileProgram) -> TileProgram:
+    return run_passes(simplified(program), (paired_exponentials, common_subexpressions, dead_code))
 
 
 class _Emitter(Control):

@@ -105,12 +105,12 @@ def expand_dims(b: Builder, x: Any, axis: Any) -> Value:
     value = b.value(x)
     axes = axis if isinstance(axis, (tuple, list)) else (axis,)
     rank = len(tile_type(value).shape) + len(axes)
-    places = sorted(check_axis(b.constexpr(each, "axis", int), rank, "new axis") for each in axes)
-    if len(set(places)) < len(places):
+    new_axes = sorted(check_axis(b.constexpr(each, "axis", int), rank, "new axis") for each in axes)
+    if len(set(new_axes)) < len(new_axes):
         raise KernelShapeError(
             f"new axes {axes}, of which two are the same", remedy="name each new axis once"
         )
-    for each in places:
+    for each in new_axes:
         value = b.emit("expand_dims", value, axis=each)
     return value
 

@@ -156,10 +156,10 @@ class Bounds(Expressions):
         while waiting:
             value, location = waiting.pop()
             known = self.env.get(value)
-            places = seen.setdefault(value, set())
-            if not isinstance(known, Lazy) or location.key in places:
+            locations = seen.setdefault(value, set())
+            if not isinstance(known, Lazy) or location.key in locations:
                 continue
-            places.add(location.key)
+            locations.add(location.key)
             if known.op.name in ("lt", "le") and self._is_bound(known.op, location, start):
                 found[value] = location
                 continue

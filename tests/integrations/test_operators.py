@@ -13,12 +13,14 @@ import torch
 
 import tilewright
 import tilewright.tile as tl
+from tilewright.db.database import Database
 from tilewright.errors import (
     MissingDependencyError,
     OperatorError,
     ReferenceMismatchError,
     UnsupportedOpsError,
 )
+from tilewright.report.gather import report_on_model
 from tilewright.runtime.cuda import device
 
 
@@ -163,6 +165,20 @@ def test_between_convolutions_and_with_a_constant_of_one_element() -> None:
     torch.manual_seed(0)
     model, x = Between().eval(), torch.randn(1, 3, 20, 20)
     assert torch.allclose(tilewright.compile(model, (x,))(x), model(x), rtol=1e-4)
+
+
+def test_a_report_shows_the_tile_program(
+    model: Model, inputs: tuple[torch.Tensor, torch.Tensor], tmp_path: Path
+) -> None:
+    compiled = tilewright.compile(model, inputs)
+    with Database.open(tmp_path / "trials.db") as database:
+        report = report_on_model(compiled, "axpy", database)
+    assert "axpy" in {row.layer for row in compiled.explain(inputs).rows}
+    shown = [task.code for task in report.tasks if "axpy" in task.text]
+    assert len(shown) == 2  # y is an operand of the first, and x both operands of the second
+    for code in shown:
+        assert code is not None and code.runs and code.assembly
+        assert code.loops.startswith("kernel axpy_kernel(")
 
 
 def test_numbers_of_numpy() -> None:

@@ -404,6 +404,53 @@ def bad_inside(x):
     helper(tl.zeros((8,), tl.float32))
 
 
+@tilewright.kernel
+def bad_division(x, n):
+    ZERO = 0
+    tl.store(x, 1 // ZERO)
+
+
+@tilewright.kernel
+def bad_infinity(x, n):
+    tl.store(x, tl.full((8,), float("inf"), tl.int32))
+
+
+@tilewright.kernel
+def bad_range(x, n):
+    tl.store(x, tl.int32(3000000000))
+
+
+@tilewright.kernel
+def bad_overflow(x, n):
+    tl.store(x, 2.0 * 10**400)
+
+
+@tilewright.kernel
+def bad_numpy(x, n):
+    tl.store(x, np.exp(tl.load(x)))
+
+
+@tilewright.kernel
+def bad_new_axis(x, n):
+    a = tl.load(x + tl.arange(0, 8))
+    tl.store(x, tl.sum(tl.expand_dims(a, 5)))
+
+
+@tilewright.kernel
+def bad_new_axes(x, n):
+    a = tl.load(x + tl.arange(0, 8))
+    tl.store(x, tl.sum(tl.expand_dims(a, (0, 0))))
+
+
+def endless(x):
+    return endless(x)
+
+
+@tilewright.kernel
+def bad_recursion(x, n):
+    tl.store(x, endless(n))
+
+
 MISTAKES = [
     (bad_broadcast, errors.KernelShapeError, r"\(8,\) and \(16,\) do not broadcast", "a + tl.arange(0, 16)"),
     (
@@ -485,6 +532,19 @@ MISTAKES = [
         "unexpected keyword argument 'dim'",
         "tl.sum(tl.arange(0, 8), dim=0)",
     ),
+    (bad_division, errors.KernelTypeError, "by zero(.|\n)*try: divide by", "1 // ZERO"),
+    (bad_infinity, errors.KernelTypeError, "i32 does not hold inf(.|\n)*try: use a type of floats", None),
+    (
+        bad_range,
+        errors.KernelTypeError,
+        "3000000000 does not fit(.|\n)*try: use a number in this range",
+        None,
+    ),
+    (bad_overflow, errors.KernelTypeError, "too large(.|\n)*try: use smaller constexprs", "2.0 * 10**400"),
+    (bad_numpy, errors.KernelTypeError, "cannot be called(.|\n)*try: use tl.exp", "np.exp(tl.load(x))"),
+    (bad_new_axis, errors.KernelShapeError, "new axis 5 of a tile with 2 axes", "tl.expand_dims(a, 5)"),
+    (bad_new_axes, errors.KernelShapeError, "two are the same", "tl.expand_dims(a, (0, 0))"),
+    (bad_recursion, errors.KernelSyntaxError, r"recursion(.|\n)*\.\.\. 30 more calls", "endless(x)"),
     (bad_static, errors.StaticAssertionError, "widths of seven only", None),
     (bad_pointer, errors.KernelTypeError, "pointers can be moved", "x * 2"),
     (bad_inside, errors.KernelShapeError, 'called from "(.|\n)*helper', "a + tl.zeros((16,), tl.float32)"),

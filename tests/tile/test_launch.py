@@ -106,3 +106,36 @@ def test_a_warm_kernel_still_refuses_bad_launches(warm: np.ndarray) -> None:
         scale[(3,)](warm, np.empty_like(warm), 40, 1.5)
     with pytest.raises(KernelArgumentError, match="hashable"):
         scale[(3,)](warm, np.empty_like(warm), 40, 1.5, BLOCK=16, options={"threads": []})
+
+
+@tilewright.kernel
+def copy_number(out, number, LITERAL: tl.constexpr):
+    tl.store(out, number)
+    tl.store(out + 1, tl.load(out) * 0.0 + LITERAL)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_number_beyond_f32_is_infinite() -> None:
+    limit = float(np.finfo(np.float32).max)
+    for number in [1.0, 1e40, -1e40, limit, limit * (1 + 2**-30), float("inf"), 1e40]:
+        with np.errstate(over="ignore"):
+            expected = np.float32(number)
+        for launch in (copy_number[1], copy_number.interpret[1]):
+            out = np.zeros(2, np.float32)
+            launch(out, number, number)
+            assert out[0] == expected
+            assert out[1] == expected if np.isfinite(expected) else np.isnan(out[1])
+
+
+def test_what_a_kernel_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilewright.tile.launch._MAX_KNOWN", 3)
+
+    @tilewright.kernel
+    def constant(out, VALUE: tl.constexpr):
+        tl.store(out, VALUE)
+
+    for value in (*range(8), 7, 0):
+        out = np.zeros(1, np.int32)
+        constant[1](out, VALUE=value)
+        assert out[0] == value
+    assert max(map(len, (constant._compiled, constant._launchables, constant._warm._known))) <= 3

@@ -11,6 +11,7 @@ import pytest
 import tilewright
 import tilewright.tile as tl
 from tests.tile.kernels import value_of
+from tilewright.errors import KernelTypeError
 
 WIDTH = 8
 
@@ -127,9 +128,9 @@ def test_a_constant_that_is_equal_but_not_the_same_compiles_again(
 ) -> None:
     kernel, out = of_tuple if isinstance(old, tuple) else of_number, np.zeros(1, np.float32)
     monkeypatch.setitem(globals(), "NUMBER", old)
-    first = str(kernel.program(out))
+    first = kernel.program(out)
     monkeypatch.setitem(globals(), "NUMBER", new)
-    assert str(kernel.program(out)) != first
+    assert kernel.program(out) is not first
 
 
 NUMBER: Any = 2
@@ -175,3 +176,55 @@ def prints(out):
 def test_device_print(capsys: pytest.CaptureFixture[str]) -> None:
     prints[2](np.zeros(1))
     assert capsys.readouterr().out == "(0, 0, 0) id 0 [0 1]\n(1, 0, 0) id 1 [0 1]\n"
+
+
+@tilewright.kernel
+def inverse(out, C: tl.constexpr):
+    tl.store(out, 1.0 / (tl.load(out) * C))
+
+
+@tilewright.kernel
+def plus_first(out, NUMBERS: tl.constexpr):
+    tl.store(out, tl.load(out) + NUMBERS[0])
+
+
+@pytest.mark.parametrize("zeros", [(0.0, -0.0, 0.0), (-0.0, 0.0, -0.0)])
+def test_zero_and_minus_zero_are_two_constexprs(zeros: tuple[float, ...]) -> None:
+    for zero in (*zeros, *zeros):  # from the second time on, the launch is warm
+        out = np.ones(1, np.float32)
+        inverse[1](out, C=zero)
+        assert out[0] == np.copysign(np.inf, zero)
+
+
+def test_numbers_inside_of_a_constexpr_tuple_have_their_type() -> None:
+    exact, rounded = 2**24 + 1, 2**24  # i32, and f32
+    for numbers, expected in [((0,), exact), ((0.0,), rounded), ((False,), exact), ((0.0,), rounded)]:
+        out = np.array([exact], np.int32)
+        plus_first[1](out, NUMBERS=numbers)
+        assert out[0] == expected
+
+
+@tilewright.kernel
+def sign_of_a_branch(out, n):
+    zero = 0.0
+    if n > 0:
+        zero = -0.0
+    tl.store(out, zero)
+
+
+@tilewright.kernel
+def sign_after_a_loop(out, n):
+    zero = 0.0
+    pair = (zero, 1)
+    for _ in range(n):
+        pair = (-0.0, 1)
+    tl.store(out, pair[0])
+
+
+def test_zero_and_minus_zero_are_two_values_of_a_name() -> None:
+    out = np.ones(1, np.float32)
+    for n in (1, 0):
+        sign_of_a_branch[1](out, n)
+        assert np.signbit(out[0]) == (n > 0)
+    with pytest.raises(KernelTypeError, match="the loop changes it to"):
+        sign_after_a_loop[1](out, 1)

@@ -41,6 +41,7 @@ from tilewright.space.tile_operator import (
 from tilewright.support.bundle import bundle_of, constant_reference
 from tilewright.support.source import location_of
 from tilewright.tile.frontend.builder import is_number, literal_type
+from tilewright.tile.frontend.source import constexpr_key
 from tilewright.tile.kernel import Kernel
 from tilewright.tile.passes.written import written_params
 from tilewright.tile.recording import Placeholder, RecordedLaunch, recorded
@@ -278,9 +279,10 @@ class Operator:
         """(the launch, the reference) as text. Raises OperatorError if this operator cannot be part of a model."""
         kernel = self._launch_text(types, numbers, result)
         reference = self._reference_text(types, numbers, result)
-        if (types, numbers) not in self._checked:
+        key = types, constexpr_key(numbers)
+        if key not in self._checked:
             self._check_recorded(_examples(types, numbers))
-            self._checked.add((types, numbers))
+            self._checked.add(key)
         return kernel, reference
 
     def _launch_text(

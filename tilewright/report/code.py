@@ -1,4 +1,4 @@
-"""The code of a task for display: the loops, and the hottest part of the machine code."""
+"""The code of a task for display: the loops or the tile program, and the hottest part of the machine code."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tilewright.codegen.llvm import toolchain
-from tilewright.codegen.llvm.build import kernel_key, llvm_ir
+from tilewright.codegen.llvm import generator, toolchain
 from tilewright.errors import TilewrightError
 from tilewright.loops.ir import Program
 from tilewright.loops.text import print_program
 from tilewright.space.candidates import Candidates
+from tilewright.space.implementation import Implementation
 from tilewright.space.space import Config
 from tilewright.space.template import Work
+from tilewright.space.tile_operator import TileCall
+from tilewright.tile.text import print_tile_program
 from tilewright.tune.choose import choose
 
 _LOOP_LINES, _ASSEMBLY_LINES = 160, 90
@@ -25,7 +27,7 @@ _ARITHMETIC = re.compile(
 @dataclass(frozen=True)
 class Code:
     config: str
-    loops: str  # the program
+    loops: str  # the program: of loops, or a tile program
     assembly: str  # its innermost loop; "" if not requested
     runs: bool  # whether the model runs exactly this code
 
@@ -33,36 +35,41 @@ class Code:
 def code_of(work: Work, wanted: Sequence[Config], symbol: str = "", *, assembly: bool = True) -> Code | None:
     """The code of the kernel with this symbol, made by one of the configs or chosen without measuring; without a
     symbol, of the first legal config."""
-    first: tuple[Config, Program] | None = None
-    for config, program in _programs(work, wanted):
-        runs = symbol == f"tw_{kernel_key(program, work.machine, work.numerics)}"
+    first: tuple[Config, Program | TileCall] | None = None
+    for config, kernel in _kernels(work, wanted):
+        runs = symbol == f"tw_{generator.key(kernel, work.machine, work.numerics)}"
         if runs:
-            return _shown(work, config, program, assembly, runs=True)
-        first = first or (config, program)
+            return _shown(work, config, kernel, assembly, runs=True)
+        first = first or (config, kernel)
         if not symbol:
             break
     return None if first is None else _shown(work, *first, assembly, runs=False)
 
 
-def _programs(work: Work, wanted: Sequence[Config]) -> Iterator[tuple[Config, Program]]:
+def _kernels(work: Work, wanted: Sequence[Config]) -> Iterator[tuple[Config, Program | TileCall]]:
+    for config, implementation in _implementations(work, wanted):
+        for part in implementation.parts:
+            if isinstance(part.body, (Program, TileCall)):
+                yield config, part.body
+
+
+def _implementations(work: Work, wanted: Sequence[Config]) -> Iterator[tuple[Config, Implementation]]:
     candidates = Candidates.of(work)
     for config in wanted:
         if candidates.is_legal(config):
-            yield config, candidates.program(config)
+            yield config, candidates.implementation(config)
     try:
         choice = choose(work)
     except TilewrightError:
         return
-    yield choice.config, choice.program
+    yield choice.config, choice.implementation
 
 
-def _shown(work: Work, config: Config, program: Program, assembly: bool, *, runs: bool) -> Code:
-    text = hot_loop(_assembly(work, program)) if assembly else ""
-    return Code(str(config), clipped(print_program(program), _LOOP_LINES), text, runs)
-
-
-def _assembly(work: Work, program: Program) -> str:
-    return toolchain.assembly(llvm_ir(program, work.machine, work.numerics, "kernel"), work.machine)
+def _shown(work: Work, config: Config, kernel: Program | TileCall, assembly: bool, *, runs: bool) -> Code:
+    source = generator.source(kernel, work.machine, work.numerics) if assembly else ""
+    text = hot_loop(toolchain.assembly(source, work.machine)) if assembly else ""
+    loops = print_program(kernel) if isinstance(kernel, Program) else print_tile_program(kernel.program)
+    return Code(str(config), clipped(loops, _LOOP_LINES), text, runs)
 
 
 def hot_loop(assembly: str) -> str:

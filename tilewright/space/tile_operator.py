@@ -19,6 +19,7 @@ from tilewright.graph.task import Task
 from tilewright.graph.tile_operator import NAME
 from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.support.bundle import Bundle, Reference, restored, value_of
+from tilewright.tile.frontend.builder import held
 from tilewright.tile.ir import Pointer, TileProgram, TileType
 from tilewright.tile.kernel import Kernel as TileKernel
 from tilewright.tile.text import print_tile_program
@@ -219,4 +220,5 @@ def element_of(argument: TileArgument) -> DType | Pointer:
 def _number(argument: TileArgument) -> Number:
     if argument.dtype == DType.BOOL.short:
         return argument.number == "True"
-    return float(argument.number) if DType.parse(argument.dtype).is_float else int(argument.number)
+    dtype = DType.parse(argument.dtype)
+    return held(float(argument.number) if dtype.is_float else int(argument.number), dtype)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
+_SHOWN_CALLS = 8
+
 
 @dataclass(frozen=True)
 class SourceLocation:
@@ -35,11 +37,14 @@ class SourceLocation:
             f"    {text.rstrip()}",
             f"    {' ' * start}{'^' * width}",
         ]
+        calls = []
         caller = self.caller
         while caller is not None:
-            lines.append(f'  called from "{caller.file}", line {caller.line}: {caller.text.strip()}')
+            calls.append(f'  called from "{caller.file}", line {caller.line}: {caller.text.strip()}')
             caller = caller.caller
-        return "\n".join(lines)
+        if len(calls) > _SHOWN_CALLS:  # a recursion
+            calls[1:-1] = [f"  ... {len(calls) - 2} more calls"]
+        return "\n".join(lines + calls)
 
 
 def location_of(function: Callable[..., Any]) -> SourceLocation | None:

@@ -19,12 +19,12 @@ Semantics
   undefined.
 - **Floats.** An operation on f16 or bf16 is computed in f32 and rounded once; an operation on f32 or f64 is rounded to
   its type, functions such as `exp` to a few units in the last place, and division by a number that is the same for
-  several elements to two. `exp(x - m)` where `m` is a maximum over elements that include `x` may be off by `m - x`
-  units in the last place, and is 0 below the normal numbers. `sum` and `cumsum` add f16 and bf16 in f32 and round once
-  at the end, and add bools and integers under 32 bits in i32, their result. `dot` adds products of f16, bf16 and f32 in
-  f32, of f64 in f64, of i8 and u8 in i32, and returns that type; with input_precision="tf32" f32 operands lose 13 bits
-  first. The order of additions within one `sum`, `cumsum` or `dot` is not specified, nor is the grouping in `reduce`
-  and `associative_scan`, whose function is applied to whole tiles.
+  several elements to two. On a GPU `exp(x)` may be off by 2 + 1.2 |x| units. `exp(x - m)` where `m` is a maximum over
+  elements that include `x` may be off by `m - x` units, and is 0 below the normal numbers. `sum` and `cumsum` add f16
+  and bf16 in f32 and round once at the end, and add bools and integers under 32 bits in i32, their result. `dot` adds
+  products of f16, bf16 and f32 in f32, of f64 in f64, of i8 and u8 in i32, and returns that type; with
+  input_precision="tf32" f32 operands lose 13 bits first. The order of additions within one `sum`, `cumsum` or `dot` is
+  not specified, nor is the grouping in `reduce` and `associative_scan`, whose function is applied to whole tiles.
 - **Memory.** `load`, `store` and atomics work on pointers, tiles of pointers and (not atomics) block pointers.
   Where a mask is false nothing is touched. A masked element of a load is `other`, or an undefined value. Access to an
   address outside a tensor argument is undefined, also if its value is not used. If two elements of one store have the

@@ -12,12 +12,12 @@ import numpy as np
 from tilewright.dtypes import DType
 from tilewright.errors import KernelArgumentError, KernelSyntaxError
 from tilewright.tile.executors import ACCELERATORS, Facts, Launchable, are_disjoint, executor_for
-from tilewright.tile.frontend.builder import is_number, literal_type
+from tilewright.tile.frontend.builder import held, is_number, literal_type
 from tilewright.tile.frontend.compiler import Compiled, compile_kernel
-from tilewright.tile.frontend.source import FunctionSource, is_current, read
+from tilewright.tile.frontend.source import FunctionSource, constexpr_key, is_current, read
 from tilewright.tile.interpret import interpret
 from tilewright.tile.ir import MAX_GRID, Pointer, TileProgram, TileType, Type
-from tilewright.tile.launch import WarmLaunches
+from tilewright.tile.launch import WarmLaunches, remember
 from tilewright.tile.memory import TensorArgument
 from tilewright.tile.passes.written import written_params
 from tilewright.tile.recording import RecordedLaunch
@@ -168,8 +168,9 @@ class Kernel:
     ) -> None:
         executor = executor_for(kind)
         assert executor is not None
-        captured = next(each.captured for each in self._compiled.values() if each.program is program)
-        self._warm.remember(args, kwargs, options, launchable, captured, executor.wants_divisors)
+        for each in list(self._compiled.values()):
+            if each.program is program:
+                self._warm.remember(args, kwargs, options, launchable, each.captured, executor.wants_divisors)
 
     def _check_writable(self, program: TileProgram, arguments: Arguments) -> None:
         fixed = [tensor.name for tensor in arguments.tensors if not tensor.writable]
@@ -217,7 +218,7 @@ class Kernel:
             ) from None
         if known is None:
             known = program, executor.compile(program, facts, options)
-            self._launchables[key] = known  # with the program, whose identity is in the key
+            remember(self._launchables, key, known)  # with the program, whose identity is in the key
         return known[1]
 
     def prepare(
@@ -274,7 +275,7 @@ class Kernel:
         return self._arguments(self._bind(args, kwargs)).tensors
 
     def _program(self, arguments: Arguments) -> TileProgram:
-        constants = tuple((name, type(value), value) for name, value in arguments.constants.items())
+        constants = tuple((name, constexpr_key(value)) for name, value in arguments.constants.items())
         key = (tuple(arguments.types.items()), constants)
         try:
             known = self._compiled.get(key)
@@ -285,7 +286,7 @@ class Kernel:
             ) from None
         if known is None or not is_current(known.captured):
             known = compile_kernel(self.source, arguments.types, arguments.constants)
-            self._compiled[key] = known
+            remember(self._compiled, key, known)
         return known.program
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -315,7 +316,7 @@ class Kernel:
                 result.constants[parameter.name] = value
             elif is_number(value):
                 result.types[parameter.name] = TileType(literal_type(value))
-                result.scalars[parameter.name] = value
+                result.scalars[parameter.name] = held(value, literal_type(value))
             else:
                 tensor = tensor_argument(parameter.name, value)
                 result.kinds.add(_kind(value))

@@ -14,12 +14,20 @@ from typing import Any
 import numpy as np
 
 from tilewright.tile.executors import Launchable, are_disjoint
-from tilewright.tile.frontend.source import Captured, is_current
+from tilewright.tile.frontend.source import Captured, constexpr_key, is_current
 from tilewright.tile.ir import MAX_GRID
 
 _I32_MIN, _I32_END = -(2**31), 2**31
 _I64_END = 2**63
-_MAX_KNOWN = 4096  # signatures, before all are forgotten: constexprs that change with every call
+_F32_MAX = float(np.finfo(np.float32).max)
+_MAX_KNOWN = 4096  # entries, before all are forgotten: constexprs that change with every call
+
+
+def remember(known: dict[Any, Any], key: Any, value: Any) -> None:
+    """Add an entry to a table of bounded size."""
+    if len(known) >= _MAX_KNOWN:
+        known.clear()
+    known[key] = value
 
 
 class WarmLaunches:
@@ -80,9 +88,7 @@ class WarmLaunches:
         found = self._signature(args, kwargs, options)
         if found is None:
             return
-        if len(self._known) >= _MAX_KNOWN:
-            self._known.clear()
-        self._known[found[0]] = launchable, captured
+        remember(self._known, found[0], (launchable, captured))
 
     def _signature(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Mapping[str, Any] | None
@@ -102,10 +108,11 @@ class WarmLaunches:
         spans: list[tuple[int, int]] = []
         for value, constexpr in zip(given, self._constexprs, strict=True):
             kind = type(value)
-            key.append(kind)
             if constexpr:
-                key.append(value)
-            elif kind is int:
+                key.append(constexpr_key(value))
+                continue
+            key.append(kind)
+            if kind is int:
                 if _I32_MIN <= value < _I32_END:
                     key.append(4)
                 elif -_I64_END <= value < _I64_END:
@@ -113,7 +120,11 @@ class WarmLaunches:
                 else:
                     return None
                 values.append(value)
-            elif kind is float or kind is bool:
+            elif kind is float:
+                if not -_F32_MAX <= value <= _F32_MAX and value - value == 0.0:
+                    return None  # it is rounded to infinity first
+                values.append(value)
+            elif kind is bool:
                 values.append(value)
             elif kind in self._tensors:
                 if not value.is_contiguous():

@@ -37,6 +37,7 @@ from tilewright.runtime.plan import Origin
 from tilewright.space.space import Config
 from tilewright.support.source import location_of
 from tilewright.support.trace import Trace
+from tilewright.tile.frontend.source import constexpr_key
 from tilewright.tile.kernel import Grid
 from tilewright.tile.recording import RecordedLaunch
 from tilewright.tile.recording import active as recorded_launches
@@ -178,7 +179,7 @@ class TunedKernel:
             elif hasattr(value, "data_ptr"):
                 found.append((value.dtype, value.device, value.shape if name in self.key else None))
             elif name in self.key or not isinstance(value, int | float) or isinstance(value, bool):
-                found.append((name, value))
+                found.append((name, constexpr_key(value)))
             else:
                 found.append((type(value), -(2**31) <= value < 2**31))
         return tuple(found)

@@ -19,6 +19,7 @@ from tilewright.tile.passes import run_passes
 from tilewright.tile.passes.common_subexpressions import common_subexpressions
 from tilewright.tile.passes.dead_code import dead_code
 from tilewright.tile.passes.hoist import hoist
+from tilewright.tile.passes.paired_exponentials import paired_exponentials
 from tilewright.tile.passes.peephole import peephole
 from tilewright.tile.passes.standard import STANDARD, simplified
 
@@ -172,3 +173,47 @@ def test_an_illegal_result_names_the_pass() -> None:
 
     with pytest.raises(VerificationError, match="after the pass test_simplifying"):
         run_passes(repeated.program(random(8), random(8), 8, BLOCK=8), [*STANDARD, broken])
+
+
+@tilewright.kernel
+def rescales(x, y, out, N: tl.constexpr):
+    n = tl.arange(0, N)
+    a, b = tl.load(x + n), tl.load(y + n)
+    now = tl.maximum(a, b)
+    tl.store(out + n, tl.exp(a - now))
+    tl.store(out + N + n, 2.0 * tl.exp(b - now) + tl.exp(a - now))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64])
+def test_two_exponentials_of_a_running_maximum_are_one(dtype: Any) -> None:
+    special = [0.0, -0.0, 1.0, -2.5, 1e-4, 300.0, np.inf, -np.inf, np.nan]
+    x, y = (each.ravel().astype(dtype) for each in np.meshgrid([*special, *special], special))
+    count = 1 << (len(x) - 1).bit_length()
+    x, y = np.resize(x, count), np.resize(y, count)
+    before = simplified(rescales.program(x, y, np.zeros(2 * count, dtype), N=count))
+    after = run_passes(before, [paired_exponentials, common_subexpressions, dead_code])
+    assert names(before).count("exp") == 2 and names(after).count("exp") == 1
+    outs = []
+    for program in (before, after):
+        out = np.zeros(2 * count, dtype)
+        arguments = [tensor_argument(name, each) for name, each in (("x", x), ("y", y), ("out", out))]
+        interpret(program, (1, 1, 1), arguments, {})
+        outs.append(out)
+    np.testing.assert_array_equal(*outs)
+    compiled = np.zeros(2 * count, dtype)
+    rescales[1](x, y, compiled, N=count)
+    np.testing.assert_allclose(compiled, outs[0], rtol=2e-3 if dtype is np.float16 else 1e-6, atol=1e-37)
+
+
+@tilewright.kernel
+def rescales_another(x, y, out, N: tl.constexpr):
+    n = tl.arange(0, N)
+    a, b = tl.load(x + n), tl.load(y + n)
+    now = tl.maximum(a, b)
+    tl.store(out + n, tl.exp(a - now) + tl.exp(b + now) + tl.exp(now - b))
+
+
+def test_other_exponentials_stay() -> None:
+    x = np.zeros(8, np.float32)
+    before = simplified(rescales_another.program(x, x, x, N=8))
+    assert paired_exponentials(before) is before

@@ -83,7 +83,8 @@ def indices_of(graph: Any) -> dict[str, SourceLocation]:
 
 
 def _layer(module: str, blocks: Set[str], node: Any) -> str:
-    function = str(node.target).removeprefix("aten.").partition(".")[0].strip("_")
+    namespace, _, name = str(node.target).partition(".")  # such as aten.add.Tensor
+    function = (name or namespace).partition(".")[0].strip("_")
     if (
         node.op != "call_function"
         or module not in blocks

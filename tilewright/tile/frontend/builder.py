@@ -5,6 +5,7 @@ Inside the front end a value is a `Value` of the IR, or any Python object: a con
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 from tilewright.dtypes import DType
 from tilewright.errors import DynamicShapeError, KernelError, KernelTypeError
 from tilewright.support.source import SourceLocation
+from tilewright.tile.frontend.source import constexpr_key
 from tilewright.tile.ir import BlockPointerType, Node, Op, Pointer, TileType, Type, Value
 from tilewright.tile.op import BOOL, F32, I32, I64, check_shape
 from tilewright.tile.ops import OPS, broadcast_shapes
@@ -57,6 +59,38 @@ def literal_type(value: bool | int | float | np.generic) -> DType:
 
 def is_number(value: object) -> bool:
     return isinstance(value, (bool, int, float, np.number, np.bool_))
+
+
+def held(number: Any, dtype: DType) -> bool | int | float:
+    """A number as a type holds it. A float type holds a number that is too large for it as infinite. Raises
+    KernelTypeError where an integer type does not hold it."""
+    number = number.item() if isinstance(number, np.generic) else number
+    if dtype.is_float:
+        exact = float(number)
+        with np.errstate(over="ignore"):
+            rounded = float(np.asarray(exact, dtype.numpy))
+        return rounded if math.isinf(rounded) else exact
+    if isinstance(number, float) and not math.isfinite(number):
+        raise KernelTypeError(
+            f"{dtype.short} does not hold {number}", remedy="use a type of floats, or a number that is finite"
+        )
+    if dtype is BOOL:
+        return bool(number)
+    info = np.iinfo(dtype.numpy)
+    whole = int(number)
+    if not info.min <= whole <= info.max:
+        raise KernelTypeError(
+            f"{whole} does not fit into {dtype.short}, which holds {info.min} to {info.max}",
+            remedy="use a number in this range, or a wider type: of the other operand with .to(...), or of the tensor",
+        )
+    return whole
+
+
+def are_same(a: Any, b: Any) -> bool:
+    """Whether two objects of the front end are one value, or constexprs that are the same."""
+    if a is b or isinstance(a, Value) or isinstance(b, Value):
+        return a is b
+    return bool(constexpr_key(a) == constexpr_key(b))
 
 
 def describe(value: object) -> str:
@@ -111,16 +145,8 @@ class Builder:
     # -- conversions -------------------------------------------------------------------------------------------------
 
     def constant(self, number: Any, dtype: DType | None = None) -> Value:
-        number = number.item() if isinstance(number, (np.number, np.bool_)) else number
         dtype = literal_type(number) if dtype is None else dtype
-        if dtype.is_integer and isinstance(number, int):
-            info = np.iinfo(dtype.numpy)
-            if not info.min <= number <= info.max:
-                raise KernelTypeError(
-                    f"{number} does not fit into {dtype.short}, which holds {info.min} to {info.max}",
-                    remedy="convert the other operand to a wider type with .to(...)",
-                )
-        return self.emit("constant", value=number, dtype=dtype)
+        return self.emit("constant", value=held(number, dtype), dtype=dtype)
 
     def value(self, given: Any, dtype: DType | None = None) -> Value:
         """A constexpr number as an IR value; an IR value unchanged."""
@@ -175,7 +201,7 @@ class Builder:
             elif dtype is BOOL or not tiles:
                 dtype = promote(dtype, kind)
         values = [
-            self.cast(each, dtype) if isinstance(each, Value) else self.constant(_as(each, dtype), dtype)
+            self.cast(each, dtype) if isinstance(each, Value) else self.constant(each, dtype)
             for each in given
         ]
         return self.alike(*values)
@@ -222,11 +248,6 @@ class Builder:
                 remedy="choose between tiles with tl.where, combine masks with & and |, or reduce with tl.max first",
             )
         return self.cast(value, BOOL)
-
-
-def _as(number: Any, dtype: DType) -> Any:
-    number = number.item() if isinstance(number, np.generic) else number
-    return float(number) if dtype.is_float else number
 
 
 def tile_type(value: Value) -> TileType:

@@ -19,7 +19,7 @@ from typing import Any
 from tilewright.errors import KernelError, KernelSyntaxError, KernelTypeError
 from tilewright.support.source import SourceLocation
 from tilewright.tile.frontend import language, source
-from tilewright.tile.frontend.builder import Builder, describe, is_number
+from tilewright.tile.frontend.builder import Builder, are_same, describe, is_number
 from tilewright.tile.frontend.expressions import Absent, construct
 from tilewright.tile.frontend.loops import Loops, leaves
 from tilewright.tile.frontend.source import Captured, FunctionSource
@@ -90,9 +90,12 @@ class Function(Loops):
     def call_function(self, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         plain = getattr(function, "function", function)  # a kernel, or a plain function
         if not isinstance(plain, types.FunctionType):
+            same = _named(getattr(function, "__name__", ""))
             raise KernelTypeError(
                 f"{describe(function)} cannot be called in a kernel",
-                remedy="call functions of tilewright.tile, kernels, and plain functions written in the same language",
+                remedy=f"use tl.{same}"
+                if same
+                else "call functions of tilewright.tile, kernels, and plain functions written in the same language",
             )
         if self.depth >= _DEEPEST_CALL:
             raise KernelSyntaxError(
@@ -269,9 +272,7 @@ class Function(Loops):
         flat: list[tuple[Value, Value, Value]] = []
 
         def join(name: str, first: Any, second: Any) -> Any:
-            if first is second or (
-                type(first) is type(second) and not isinstance(first, Value) and first == second
-            ):
+            if are_same(first, second):
                 return first
             for absent in (first, second):
                 if isinstance(absent, Absent):
@@ -311,6 +312,23 @@ class Function(Loops):
             return self.b.value(given)
         finally:
             self.b.nodes = outer
+
+
+def _named(name: str) -> str:
+    """The name of the language's function that other libraries call `name`; "" if there is none."""
+    others = {
+        "absolute": "abs",
+        "power": "pow",
+        "transpose": "trans",
+        "matmul": "dot",
+        "amax": "max",
+        "amin": "min",
+    }
+    found = others.get(name, name)
+    known = (
+        language.SCALAR_FUNCTIONS.keys() | language.METHODS.keys() | {"where", "maximum", "minimum", "dot"}
+    )
+    return found if found in known else ""
 
 
 def _value_of(ended: Ended | None) -> Any:

@@ -122,9 +122,8 @@ class Expressions:
         except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:
             if isinstance(error, KernelError):
                 raise
-            raise self.error(
-                KernelTypeError, node, f"{type(error).__name__} while compiling: {error}"
-            ) from error
+            problem = f"Python cannot compute this while compiling: {error.args[-1] if error.args else error}"
+            raise self.error(KernelTypeError, node, problem, _remedy(error)) from error
         finally:
             self.b.where = outer
 
@@ -402,6 +401,14 @@ class Expressions:
                 )
             return function(*args, **kwargs)
         return self.call_function(function, args, kwargs)
+
+
+def _remedy(error: Exception) -> str:
+    if isinstance(error, ZeroDivisionError):
+        return "divide by a constexpr that is not 0, or make the divisor a value: a parameter without tl.constexpr"
+    if isinstance(error, OverflowError):
+        return "use smaller constexprs: a number of a kernel has at most 64 bits"
+    return "operands that are constexprs follow the rules of Python: check their types and values"
 
 
 def _of_math(function: Any) -> bool:

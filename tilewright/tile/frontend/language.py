@@ -56,8 +56,7 @@ def full(b: Builder, shape: Any, value: Any, dtype: DType) -> Value:
     """A tile filled with one value, which may be a scalar of the kernel."""
     sizes, kind = b.shape(shape), b.constexpr(dtype, "dtype", DType)
     if is_number(value):
-        number = float(value) if kind.is_float else (bool(value) if kind is BOOL else int(value))
-        return b.broadcast(b.constant(number, kind), sizes)
+        return b.broadcast(b.constant(value, kind), sizes)
     return b.broadcast(b.cast(b.tile(value, "full"), kind), sizes)
 
 
@@ -83,7 +82,7 @@ def cast(b: Builder, x: Any, dtype: DType, bitcast: bool = False) -> Value:
     the same width."""
     kind = b.constexpr(dtype, "dtype", DType)
     if is_number(x) and not bitcast:
-        return b.constant(float(x) if kind.is_float else (bool(x) if kind is BOOL else int(x)), kind)
+        return b.constant(x, kind)
     value = b.tile(x, "a cast")
     return b.emit("bitcast", value, dtype=kind) if bitcast else b.cast(value, kind)
 
@@ -105,7 +104,13 @@ def expand_dims(b: Builder, x: Any, axis: Any) -> Value:
     """Inserts one or several axes of size 1; x[:, None] does the same."""
     value = b.value(x)
     axes = axis if isinstance(axis, (tuple, list)) else (axis,)
-    for each in sorted(b.constexpr(a, "axis", int) % (len(tile_type(value).shape) + len(axes)) for a in axes):
+    rank = len(tile_type(value).shape) + len(axes)
+    new_axes = sorted(check_axis(b.constexpr(each, "axis", int), rank, "new axis") for each in axes)
+    if len(set(new_axes)) < len(new_axes):
+        raise KernelShapeError(
+            f"new axes {axes}, of which two are the same", remedy="name each new axis once"
+        )
+    for each in new_axes:
         value = b.emit("expand_dims", value, axis=each)
     return value
 

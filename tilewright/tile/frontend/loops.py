@@ -20,7 +20,7 @@ from typing import Any
 from tilewright.dtypes import DType
 from tilewright.errors import KernelNameError, KernelSyntaxError, KernelTypeError
 from tilewright.support.source import SourceLocation
-from tilewright.tile.frontend.builder import Builder, describe, is_number, tile_type
+from tilewright.tile.frontend.builder import Builder, are_same, describe, is_number, tile_type
 from tilewright.tile.frontend.expressions import Absent, Expressions
 from tilewright.tile.frontend.source import FunctionSource
 from tilewright.tile.ir import Block, For, Node, TileType, Value, While
@@ -303,7 +303,7 @@ class Loops(Expressions):
             changed = self.names.get(name)
             if isinstance(value, Absent):
                 continue
-            if name not in names and name in _assigned(body) and not _equal(changed, value):
+            if name not in names and name in _assigned(body) and not are_same(changed, value):
                 raise KernelTypeError(
                     f"`{name}` is {describe(value)} before the loop, and the loop changes it to {describe(changed)}",
                     remedy="use a name of its own inside the loop, or unroll it with tl.static_range",
@@ -343,10 +343,6 @@ def leaves(body: Sequence[ast.stmt], kind: type | tuple[type, ...] = (ast.Break,
         if isinstance(stmt, ast.If) and (leaves(stmt.body, kind) or leaves(stmt.orelse, kind)):
             return True
     return False
-
-
-def _equal(a: Any, b: Any) -> bool:
-    return a is b or (not isinstance(a, Value) and not isinstance(b, Value) and type(a) is type(b) and a == b)
 
 
 def _assigned(body: Sequence[ast.stmt]) -> list[str]:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tilewright.errors import KernelSyntaxError
 from tilewright.support.source import SourceLocation
 
@@ -84,13 +86,20 @@ def is_current(captured: Captured) -> bool:
 def _same(one: Any, other: Any) -> bool:
     if one is other:
         return True
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, tuple):
-        return len(one) == len(other) and all(_same(a, b) for a, b in zip(one, other, strict=True))
-    if isinstance(one, float):
-        return repr(one) == repr(other)  # 0.0 and -0.0 are equal
-    return isinstance(one, (int, str)) and one == other
+    plain = isinstance(one, (tuple, float, int, str)) and type(one) is type(other)
+    return plain and constexpr_key(one) == constexpr_key(other)
+
+
+def constexpr_key(value: Any) -> Any:
+    """A constexpr as a part of a key: two values have one key only if a kernel compiles to the same code for both. In
+    Python 1 == 1.0 == True and 0.0 == -0.0, inside of tuples as well."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, (float, complex)):
+        return type(value), repr(value)
+    if isinstance(value, tuple):
+        return type(value), *map(constexpr_key, value)
+    return type(value), value
 
 
 def read(function: Callable[..., Any]) -> FunctionSource:

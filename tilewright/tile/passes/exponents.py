@@ -8,16 +8,19 @@ Both are NaN where %x has one, or an infinity that is its maximum. `made` maps a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tilewright.tile.ir import Op, TileType, Value
 
 Made = Mapping[Value, Op]
+Users = Mapping[Value, Sequence[object]]  # nodes, and blocks that yield the value
 
 
 def nonpositive(made: Made, value: Value) -> bool:
-    """Whether a value is x - m, where m is a maximum over elements that include x."""
+    """Whether a value is x - m, where m is a maximum over elements that include x; or a choice of two such values."""
     op = made.get(value)
+    if op is not None and op.name == "select":
+        return all(nonpositive(made, each) for each in op.operands[1:])
     return op is not None and op.name == "sub" and _reaches(made, op.operands[1], op.operands[0])
 
 
@@ -36,6 +39,47 @@ def sums_exponentials(made: Made, value: Value) -> bool:
         and most.settings == {**total.settings, "kind": "max"}
         and most.operands[0] is shifted.operands[0]
     )
+
+
+def may_ignore_nan(made: Made, users: Users, op: Op) -> bool:
+    """Whether a maximum may be that of the numbers among its elements: it is only subtracted from them in a softmax,
+    which is NaN in the whole row anyway, as the sum of the exponentials is."""
+    if op.settings["kind"] != "max":
+        return False
+    for shifted in _users_of_views(users, op.results[0]):
+        if not isinstance(shifted, Op) or shifted.name != "sub" or shifted.operands[0] is not op.operands[0]:
+            return False
+        if _reduced_there(made, shifted.operands[1]) is not op:
+            return False
+        for power in users.get(shifted.results[0], ()):
+            if not isinstance(power, Op) or power.name != "exp":
+                return False
+            if not all(_is_nan_anyway(made, each, power) for each in users.get(power.results[0], ())):
+                return False
+    return True
+
+
+def _is_nan_anyway(made: Made, user: object, power: Op) -> bool:
+    """Whether a user of the exponentials of a softmax is NaN in a whole row if one of them is."""
+    if not isinstance(user, Op):
+        return False
+    if user.name == "reduce":
+        return bool(user.settings["kind"] == "sum")
+    if user.name != "div" or not sums_exponentials(made, user.operands[1]):
+        return False
+    total = _reduced_there(made, user.operands[1])
+    return total is not None and total.operands[0] is power.results[0]
+
+
+def _users_of_views(users: Users, value: Value) -> list[object]:
+    """What uses a value, or a view that repeats it."""
+    found: list[object] = []
+    for user in users.get(value, ()):
+        if isinstance(user, Op) and user.name in ("broadcast", "expand_dims"):
+            found += _users_of_views(users, user.results[0])
+        else:
+            found.append(user)
+    return found
 
 
 def _reaches(made: Made, most: Value, value: Value, expanded: tuple[int, ...] = ()) -> bool:

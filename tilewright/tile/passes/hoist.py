@@ -6,7 +6,7 @@
 
 Pure operations whose operands are defined outside move, out of all loops they can leave. They are computed once even if
 the loop has no iteration; therefore not divisions of integers, which are undefined by 0, and not what is large: a tile
-that a sum or a product of matrices has made would wait in memory. What stands under an `if` stays there.
+that a sum or a matmul has made would wait in memory. What stands under an `if` stays there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tilewright.tile.op import Effect
 from tilewright.tile.ops import OPS
 from tilewright.tile.passes.rewrite import Rewriter
 
-_STAYS = frozenset(["floordiv", "mod", "dot", "reduce", "cumsum", "scan", "sort", "make_block_ptr"])
+_STAYS = frozenset(["floordiv", "mod", "dot", "reduce", "cumsum", "sort", "make_block_ptr"])
 
 
 def hoist(program: TileProgram) -> TileProgram:

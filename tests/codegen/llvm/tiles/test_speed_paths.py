@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ import pytest
 import tilewright
 import tilewright.tile as tl
 from tests.tile.kernels import batched_matmul
+from tilewright.codegen.llvm.tiles.emit import emit_tile_program
+from tilewright.dtypes import DType
 from tilewright.errors import KernelError
 from tilewright.hw import CpuMachine, host
+from tilewright.tile.executors import Facts
 
 
 @tilewright.kernel
@@ -231,13 +235,108 @@ def test_a_maximum_of_other_elements_bounds_nothing(axis: int, put: int) -> None
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-37)
 
 
+@tilewright.kernel
+def multiplied(a, b, out, depth, N: tl.constexpr):
+    m = tl.arange(0, N)
+    acc = tl.zeros((N, N), tl.float32)
+    for first in range(0, depth, N):
+        k = first + tl.arange(0, N)
+        acc = tl.dot(
+            tl.load(a + m[:, None] * depth + k[None, :]), tl.load(b + k[:, None] * N + m[None, :]), acc
+        )
+    tl.store(out + m[:, None] * N + m[None, :], acc)
+
+
 def test_each_line_is_prefetched_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
     counts = []
     for line in (64, 128):
         monkeypatch.setattr(CpuMachine, "line_bytes", property(lambda self, line=line: line))
         x = np.zeros((96, 96), np.float32)
-        text = batched_matmul.compiled(x, x.copy(), x.copy(), 96, 96, 96, BM=32, BN=32, BK=32)
+        text = multiplied.compiled(x, x.copy(), x.copy(), 96, N=32)
         counts.append(text.count("prefetcht1"))
     if host().vector_bytes >= 32:
         assert counts[0] == 2 * counts[1] > 0
+
+
+@tilewright.kernel
+def bounded(x, y, out, rows, columns, first, M: tl.constexpr, N: tl.constexpr):
+    """Bounds along both axes, in masks and beside them, on a tile that starts at `first` of a row."""
+    m, n = tl.arange(0, M)[:, None], first + tl.arange(0, N)[None, :]
+    inside = (m < rows) & (n < columns)
+    value = tl.load(x + m * columns + n, mask=inside & (n >= 0), other=1.0)
+    row = tl.load(y + n, mask=(n <= columns - 1) & (n >= 0), other=2.0)
+    value = tl.where(n < columns - 5, value, -value) * row
+    total = tl.sum(value, axis=1)[:, None] + tl.max(value, axis=1)[:, None]
+    tl.store(out + m * columns + n, value + total, mask=inside & (n >= 0))
+
+
+@tilewright.kernel
+def bounded_row(x, out, columns, first, N: tl.constexpr):
+    n = first + tl.arange(0, N)
+    value = tl.load(x + n, mask=(n < columns) & (n >= 0), other=-1.0)
+    tl.store(out + n, value * tl.sum(value, axis=0), mask=(n < columns) & (n >= 0))
+
+
+@pytest.mark.parametrize("columns", [0, 1, 7, 16, 63, 64, 65, 160, 200, 255, 256, 300])
+@pytest.mark.parametrize("first", [0, 3, -9, 250, 2**31 - 100])
+def test_loops_in_parts_do_what_masks_say(columns: int, first: int) -> None:
+    rng = np.random.default_rng(columns)
+    for rows in (0, 2, 4):
+        x, y = (rng.standard_normal(size).astype(np.float32) for size in (4 * columns + 1, columns + 1))
+        outs = [np.zeros(4 * columns + 1, np.float32) for _ in range(4)]
+        bounded[1](x, y, outs[0], rows, columns, first, M=4, N=256)
+        bounded.interpret[1](x, y, outs[1], rows, columns, first, M=4, N=256)
+        np.testing.assert_allclose(outs[0], outs[1], rtol=1e-5, atol=1e-4)
+        for size in (64, 512):
+            bounded_row[1](x, outs[2], columns, first, N=size)
+            bounded_row.interpret[1](x, outs[3], columns, first, N=size)
+            np.testing.assert_allclose(outs[2], outs[3], rtol=1e-5, atol=1e-4)
+
+
+@tilewright.kernel
+def softmax_and_maximum(x, out, top, columns, KEEPS: tl.constexpr, BLOCK: tl.constexpr):
+    n = tl.arange(0, BLOCK)
+    value = tl.load(x + n, mask=n < columns, other=-float("inf"))
+    most = tl.max(value, axis=0)
+    weight = tl.exp(value - most)
+    tl.store(out + n, weight / tl.sum(weight, axis=0), mask=n < columns)
+    if KEEPS:
+        tl.store(top, most)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("columns", [20, 128, 300])
+def test_nan_reaches_a_whole_row_of_a_softmax(keeps: bool, columns: int) -> None:
+    """The maximum of a softmax may ignore NaN, unless it is used for something else."""
+    rng = np.random.default_rng(0)
+    block = 1 << (columns - 1).bit_length()
+    for special in (
+        [np.nan],
+        [np.inf],
+        [np.nan, np.inf],
+        [-np.inf],
+        [-np.inf] * columns,
+        [np.nan] * columns,
+        [],
+    ):
+        x = rng.standard_normal(columns).astype(np.float32)
+        x[rng.permutation(columns)[: len(special)]] = special
+        found, wanted = np.zeros((2, columns), np.float32)
+        tops = np.zeros((2, 1), np.float32)
+        softmax_and_maximum[1](x, found, tops[0], columns, KEEPS=keeps, BLOCK=block)
+        softmax_and_maximum.interpret[1](x, wanted, tops[1], columns, KEEPS=keeps, BLOCK=block)
+        np.testing.assert_allclose(found, wanted, rtol=2e-6)
+        np.testing.assert_array_equal(*tops)
+
+
+def test_whole_vectors_have_no_masks() -> None:
+    x = np.zeros(4000, np.float32)
+    program = softmax_and_maximum.program(x, x.copy(), x[:1].copy(), 4000, KEEPS=False, BLOCK=4096)
+    text = str(emit_tile_program(program, Facts(disjoint=True), host(), "softmax"))
+    vector = rf"<{host().lanes(DType.F32)} x float>"
+    for masked, plain in [
+        ("load", rf"load {vector}, ptr .*, align 4\b"),
+        ("store", rf"store {vector} .*, align 4\b"),
+    ]:
+        assert f"llvm.masked.{masked}" in text and re.search(plain, text)

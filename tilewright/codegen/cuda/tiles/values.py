@@ -70,7 +70,7 @@ class Values:
         bulk_copies: bool = True,
         grid: tuple[int, int, int] | None = None,
     ) -> None:
-        """`warps`: the bits of a warp's number. `stages`: iterations whose operands are in shared memory at once.
+        """`warps`: the bits of a warp's number. `stages`: iterations whose operands are in shared memory together.
         `bulk_copies`: whether the launch can encode tensor maps. `grid`: of a launch whose blocks have one axis."""
         self.stages, self.bulk_copies, self.grid = stages, bulk_copies, grid
         self.unbulked: dict[For, str] = {}  # loops whose loads do not use the copy engine, and why

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 from llvmlite import ir
 
-from tilewright.codegen.llvm.tiles.expressions import Expressions
+from tilewright.codegen.llvm.tiles.bounds import Bounds
 from tilewright.codegen.llvm.tiles.values import Buffer, Chunk, Location, register_type, tile_type
 from tilewright.codegen.llvm.types import I32, I64, Typed, splat, vector_of
 from tilewright.dtypes import DType
 from tilewright.tile.ir import Op, Value
 from tilewright.tile.ops import sum_type
+from tilewright.tile.passes.exponents import may_ignore_nan
 
 _VECTORS = 2  # along a row of the accumulators that a dot keeps in registers
 
@@ -21,7 +22,9 @@ def _neutral(combine: str, dtype: DType) -> ir.Constant:
     """The neutral element of a reduction."""
     kind = register_type(dtype)
     if dtype.is_float:
-        return ir.Constant(kind, {"add": -0.0, "max": float("-inf"), "min": float("inf")}[combine])
+        return ir.Constant(
+            kind, {"add": -0.0, "max": float("-inf"), "greater": float("-inf"), "min": float("inf")}[combine]
+        )
     if combine == "add":
         return ir.Constant(kind, 0)
     if dtype is DType.BOOL or dtype.is_unsigned:
@@ -29,7 +32,7 @@ def _neutral(combine: str, dtype: DType) -> ir.Constant:
     return ir.Constant(kind, -(1 << kind.width - 1) if combine == "max" else (1 << kind.width - 1) - 1)
 
 
-class Along(Expressions):
+class Along(Bounds):
     def reduce(self, op: Op, value: Value, result: Buffer | None, unroll: int = 1) -> ir.Value | None:
         """Reduce a tile into `result`; return the scalar if the tile has one axis. Several accumulators hide the
         latency of additions."""
@@ -40,6 +43,8 @@ class Along(Expressions):
         into = sum_type(dtype) if kind == "sum" else dtype
         wide = into.compute if into.is_float else into
         combine = "add" if kind == "sum" else kind
+        if dtype.is_float and may_ignore_nan(self.made_by, self.users, op):
+            combine = "greater"
         if axis != len(shape) - 1:
             kept = shape[:axis] + shape[axis + 1 :]
             with self.over(kept) as locations:
@@ -103,17 +108,24 @@ class Along(Expressions):
             neutral = splat(builder, Typed(_neutral(combine, wide), wide, 1), lanes).value
             for cell in cells:
                 builder.store(neutral, cell)
-        with self.loop(extent, step * unroll) as start:
+
+        def combined(start: ir.Value, count: int) -> None:
             self.memo = {}
-            for number, cell in enumerate(cells):
+            for number, cell in enumerate(cells[:count]):
                 location = locate(self.plus(start, number * step))
                 item = self.convert(self.spread(self.at(value, location), lanes), dtype, wide)
                 self.kept(location)
                 if not whole:
-                    item = self.scalar(combine, wide, builder.load(cell, typ=kind), item)
+                    item = self._step(combine, wide, builder.load(cell, typ=kind), item)
                 builder.store(item, cell)
+
+        if step > 1:
+            self.in_parts([value], extent, unroll, locate, combined)
+        else:
+            with self.loop(extent, step * unroll) as start:
+                combined(start, unroll)
         parts = [builder.load(cell, typ=kind) for cell in cells]
-        return self._pairwise(parts, lambda a, b: self.scalar(combine, wide, a, b))
+        return self._pairwise(parts, lambda a, b: self._step(combine, wide, a, b))
 
     def kept(self, location: Location) -> None:
         """Write values that code after the loop needs; the emitter implements it."""
@@ -130,12 +142,19 @@ class Along(Expressions):
             with other:
                 builder.store(self.scalar(combine, wide, builder.load(cell, typ=item.type), item), cell)
 
+    def _step(self, combine: str, dtype: DType, a: ir.Value, b: ir.Value) -> ir.Value:
+        """Two elements of a reduction combined. "greater" is the maximum of numbers: one instruction, and four with
+        NaN."""
+        if combine == "greater":
+            return self.builder.select(self.builder.fcmp_ordered(">", b, a), b, a)
+        return self.scalar(combine, dtype, a, b)
+
     def _across(self, vector: ir.Value, combine: str, wide: DType) -> ir.Value:
         """Combine all lanes, first half with second half."""
         builder = self.builder
-        if combine == "add" or not wide.is_float or not isinstance(vector.type, ir.VectorType):
-            return self._halves(vector, lambda a, b: self.scalar(combine, wide, a, b))
-        # Whether there is a NaN is asked once, beside the steps, which need not pass it on then.
+        if combine in ("add", "greater") or not wide.is_float or not isinstance(vector.type, ir.VectorType):
+            return self._halves(vector, lambda a, b: self._step(combine, wide, a, b))
+        # One test for NaN beside the steps, which need not propagate it then.
         sign, bits = (">" if combine == "max" else "<"), ir.IntType(vector.type.count)
         unordered = builder.bitcast(builder.fcmp_unordered("uno", vector, vector), bits)
         nan = self.constant(float("nan"), wide)

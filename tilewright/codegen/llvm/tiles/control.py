@@ -12,6 +12,7 @@ from tilewright.codegen.llvm.tiles.values import (
     BlockPointer,
     Buffer,
     Lazy,
+    Location,
     register_type,
     tile_type,
 )
@@ -83,13 +84,16 @@ class Control(Roots):
             for value in list(self.keeping):  # what only the block yields goes to its cell alone
                 if all(user in self.done or isinstance(user, Block) for user in self.users[value]):
                     del self.keeping[value]
-            with self.over(shape, 2) as locations:
+
+            def written(locations: list[Location]) -> None:
                 for location in locations:
                     self.memo = {}
                     chunks = [self.at(value, location) for _, value in lazy]
                     self.kept(location)
                     for (cell, _), chunk in zip(lazy, chunks, strict=True):
                         self.write(cell, location, chunk)
+
+            self.each([value for _, value in lazy], shape, 2, written)
             self.memo = {}
             self.finish([value for value in evaluated if value not in {v for _, v in lazy}])
         else:

@@ -36,7 +36,7 @@ from tilewright.codegen.llvm.tiles.values import (
 from tilewright.codegen.llvm.types import I1, I16, I32, I64, PTR
 from tilewright.dtypes import DType
 from tilewright.hw import CpuMachine
-from tilewright.tile.atomics import ATOMICS
+from tilewright.tile.atomics import ATOMICS, mask_of
 from tilewright.tile.executors import Facts
 from tilewright.tile.ir import (
     Block,
@@ -49,7 +49,11 @@ from tilewright.tile.ir import (
     While,
     walk,
 )
+from tilewright.tile.passes.common_subexpressions import common_subexpressions
+from tilewright.tile.passes.dead_code import dead_code
+from tilewright.tile.passes.manager import run_passes
 from tilewright.tile.passes.observed_rows import RowLimit, observed_rows
+from tilewright.tile.passes.paired_exponentials import paired_exponentials
 from tilewright.tile.passes.standard import simplified
 
 _VIEWS = ("broadcast", "expand_dims", "trans", "arange")
@@ -60,8 +64,12 @@ _ALONG = ("reduce", "cumsum", "sort", "dot", "reshape", "join", "split", "flip")
 def emit_tile_program(program: TileProgram, facts: Facts, machine: CpuMachine, symbol: str) -> ir.Module:
     module = ir.Module(name=symbol)
     module.triple = machine.triple
-    _Emitter(module, machine, simplified(program), facts).emit(symbol)
+    _Emitter(module, machine, _prepared(program), facts).emit(symbol)
     return module
+
+
+def _prepared(program: TileProgram) -> TileProgram:
+    return run_passes(simplified(program), (paired_exponentials, common_subexpressions, dead_code))
 
 
 class _Emitter(Control):
@@ -195,12 +203,14 @@ class _Emitter(Control):
         unroll = self.unrolled(evaluated)
 
         def stored(streamed: bool) -> None:
-            with self.over(shape, unroll) as locations:
+            def vectors(locations: list[Location]) -> None:
                 self.memo = {}
                 chunks = [self.at(value, location) for location in locations]
                 for location, chunk in zip(locations, chunks, strict=True):
                     self.kept(location)
                     self.store(op, location, chunk, streamed=streamed)
+
+            self.each(roots, shape, unroll, vectors, None if self.keeping else mask_of(op))
             self.memo = {}
 
         if unroll > 1 and self._may_stream(tile_type(value), shape):
@@ -411,13 +421,16 @@ class _Emitter(Control):
             return self.materialise(value)
         made = self.buffer(into, kind.shape)
         evaluated = self.begin([value], kind.shape)
-        with self.over(kind.shape, 2) as locations:
+
+        def written(locations: list[Location]) -> None:
             self.prefetch(value, locations)
             for location in locations:
                 self.memo = {}
                 item = self.convert(self.spread(self.at(value, location), location.lanes), kind.dtype, into)
                 self.kept(location)
                 self.write(made, location, Chunk(self._tf32(item) if rounds else item, location.lanes))
+
+        self.each([value], kind.shape, 2, written)
         self.memo = {}
         self.finish(evaluated)
         return made

@@ -41,13 +41,16 @@ from tilewright.tile.atomics import ATOMICS, mask_of
 from tilewright.tile.ir import Op, Pointer, Value
 from tilewright.tile.passes.exponents import nonpositive, sums_exponentials
 
-_SPACED = (DType.I32, DType.I64)
+SPACED = (DType.I32, DType.I64)  # whose chunks may be equally spaced
 ALIGNED = 64
 _IN_REGISTERS = 8  # vectors of a tile with one axis: its code has no loop
 # Bytes that loads prefetch ahead, to L1, where the hardware prefetcher follows single instructions: an unrolled loop
 # has many, each with a long stride, and it is late for all of them. On a Zen 5, a cross-entropy over rows of 50,257
 # floats in memory was 3.8 times as fast with it; 4 and 8 KiB gave the same within 6%.
 _AHEAD = 2048
+
+
+_TRUE = ir.Constant(I1, 1)  # a mask of which this is the value is left out
 
 
 class Expressions:
@@ -60,7 +63,11 @@ class Expressions:
         self.env: dict[Value, Any] = {}
         self.grid: tuple[list[ir.Value], list[ir.Value]]  # program ids, and how many programs
         self.memo: dict[Any, Chunk] = {}
+        self.holds: frozenset[Value] = frozenset()  # comparisons that are true in the code that is written
         self.made_by: dict[Value, Op] = {}
+        self.users: dict[Value, list[Any]] = {}
+        self.root = 0  # the number of the loop over a tile
+        self.first_read: dict[Op, int] = {}  # the loop in which a load is evaluated first
         self.lanes = machine.lanes(DType.F32)
         self.loads_ahead = not machine.prefetches_by_page and self.lanes > 1
         self.stack = 0
@@ -119,14 +126,19 @@ class Expressions:
         if not shape:
             yield [Location(())]
             return
-        lanes = min(shape[-1], self.lanes)
-        unroll = self.whole(shape) or unroll
-        while unroll > 1 and shape[-1] % (lanes * unroll):
-            unroll //= 2
+        lanes, unroll = self.vectors(shape, unroll)
         with self._nest(list(shape[:-1])) as outer, self.loop(shape[-1], lanes * unroll) as inner:
             starts = [self.plus(inner, n * lanes) for n in range(unroll)]
             axis = len(shape) - 1 if lanes > 1 else -1
             yield [Location((*outer, start), axis, lanes) for start in starts]
+
+    def vectors(self, shape: Sequence[int], unroll: int) -> tuple[int, int]:
+        """The lanes of a vector along the last axis, and the number of vectors per iteration."""
+        lanes = min(shape[-1], self.lanes)
+        unroll = self.whole(shape) or unroll
+        while unroll > 1 and shape[-1] % (lanes * unroll):
+            unroll //= 2
+        return lanes, unroll
 
     def whole(self, shape: Sequence[int]) -> int:
         """The number of vectors of a tile that is small enough to stay in registers; 0 for larger ones."""
@@ -166,8 +178,8 @@ class Expressions:
         if (
             isinstance(value, ir.Constant)
             and isinstance(value.constant, int)
-            and source in _SPACED
-            and to in _SPACED
+            and source in SPACED
+            and to in SPACED
         ):
             return ir.Constant(register_type(to), value.constant)
         lanes = value.type.count if isinstance(value.type, ir.VectorType) else 1
@@ -215,6 +227,8 @@ class Expressions:
         return self.memo[key]
 
     def _at(self, value: Value, location: Location) -> Chunk:
+        if value in self.holds:
+            return Chunk(_TRUE, location.lanes)
         known = self.env[value]
         if isinstance(known, Buffer):
             return self.read(known, location)
@@ -225,22 +239,27 @@ class Expressions:
         if name == "arange":
             first = self.plus(self._index(location.index[0], I32), attrs["start"])
             return Chunk(first, lanes, 1 if location.axis == 0 else None)
-        if name == "broadcast":
-            return self.at(op.operands[0], self._narrowed(location, tile_type(op.operands[0]).shape))
-        if name == "expand_dims":
-            axis = attrs["axis"] % (len(location.index))
-            kept = (*location.index[:axis], *location.index[axis + 1 :])
-            lane = location.axis - (location.axis > axis) if location.axis != axis else -1
-            return self.at(op.operands[0], Location(kept, lane, lanes))
-        if name == "trans":
-            order = attrs["order"]
-            index = tuple(location.index[order.index(axis)] for axis in range(len(order)))
-            return self.at(
-                op.operands[0], Location(index, order[location.axis] if location.axis >= 0 else -1, lanes)
-            )
+        if name in ("broadcast", "expand_dims", "trans"):
+            return self.at(op.operands[0], self.below(op, op.operands[0], location))
         if name in ("load", "load_block"):
             return self.load(op, location)
         return self.elementwise(op, [self.at(each, location) for each in op.operands], lanes)
+
+    def below(self, op: Op, operand: Value, location: Location) -> Location:
+        """The location in an operand of what is at a location of a lazy tile."""
+        if op.name == "broadcast":
+            return self._narrowed(location, tile_type(operand).shape)
+        if op.name == "expand_dims":
+            axis = op.settings["axis"] % (len(location.index))
+            kept = (*location.index[:axis], *location.index[axis + 1 :])
+            lane = location.axis - (location.axis > axis) if location.axis != axis else -1
+            return Location(kept, lane, location.lanes)
+        if op.name == "trans":
+            order = op.settings["order"]
+            index = tuple(location.index[order.index(axis)] for axis in range(len(order)))
+            lane = order[location.axis] if location.axis >= 0 else -1
+            return Location(index, lane, location.lanes)
+        return location
 
     def _narrowed(self, location: Location, shape: tuple[int, ...]) -> Location:
         """The location in the operand of a broadcast."""
@@ -257,6 +276,8 @@ class Expressions:
     def elementwise(self, op: Op, chunks: list[Chunk], lanes: int) -> Chunk:
         """An elementwise operation on chunks; scalars are chunks of one lane."""
         types = [tile_type(each) for each in op.operands]
+        if op.name == "and" and any(chunk.value is _TRUE for chunk in chunks):
+            return chunks[chunks[0].value is _TRUE]
         uniform = all(chunk.uniform for chunk in chunks)
         if not uniform:
             spaced = self._spaced(op, chunks, lanes)
@@ -326,10 +347,10 @@ class Expressions:
             return None
         name, builder = op.name, self.builder
         element = tile_type(op.operands[-1]).element
-        if element not in _SPACED:
+        if element not in SPACED:
             return None
         steps = [chunk.step or 0 for chunk in chunks]
-        if name == "cast" and op.settings["dtype"] in _SPACED:
+        if name == "cast" and op.settings["dtype"] in SPACED:
             made = self.convert(chunks[0].value, element, op.settings["dtype"])
             return Chunk(made, lanes, steps[0])
         if name == "addptr":
@@ -409,11 +430,13 @@ class Expressions:
     def address(self, op: Op, location: Location) -> tuple[Chunk, Chunk | None]:
         """The addresses of an access, and its mask."""
         if op.name in ("load", "store") or op.name in ATOMICS:
-            given = mask_of(op)
-            return self.at(op.operands[0], location), None if given is None else self.at(given, location)
+            address, given = self.at(op.operands[0], location), mask_of(op)
+            mask = None if given is None else self.at(given, location)
+            return address, mask if mask is None or mask.value is not _TRUE else None
         pointer: BlockPointer = self.env[op.operands[0]]
         builder, size = self.builder, pointer.type.dtype.bytes
-        address, step, mask = pointer.base, 0, None
+        inside: Chunk | None = None
+        address, step = pointer.base, 0
         vector: ir.Value | None = None
         for axis, index in enumerate(location.index):
             position = builder.add(pointer.offsets[axis], index)
@@ -426,12 +449,12 @@ class Expressions:
                 by = splat(builder, Typed(self.times(stride, size), DType.I64, 1), location.lanes).value
                 vector = builder.mul(by, lane_numbers(location.lanes, I64))
             if axis in op.settings["check"]:
-                inside = self._inside(position, pointer.shape[axis], location.lanes if along else 1)
-                mask = inside if mask is None else self._and(mask, inside, location.lanes)
+                limit = self._inside(position, pointer.shape[axis], location.lanes if along else 1)
+                inside = limit if inside is None else self._and(inside, limit, location.lanes)
         if vector is not None:
             first = splat(builder, Typed(address, DType.I64, 1), location.lanes).value
-            return Chunk(builder.add(first, vector), location.lanes), mask
-        return Chunk(address, location.lanes, step if location.axis >= 0 else None), mask
+            return Chunk(builder.add(first, vector), location.lanes), inside
+        return Chunk(address, location.lanes, step if location.axis >= 0 else None), inside
 
     def _and(self, a: Chunk, b: Chunk, lanes: int) -> Chunk:
         if a.uniform and b.uniform:
@@ -462,7 +485,7 @@ class Expressions:
         address, mask = self.address(op, location)
         kind = memory_type(dtype)
         other: Chunk | None = None
-        if op.name == "load" and len(op.operands) == 3:
+        if op.name == "load" and len(op.operands) == 3 and mask is not None:
             other = self.at(op.operands[2], location)
         elif op.name == "load_block" and mask is not None:
             nan = op.settings["padding"] == "nan"
@@ -489,7 +512,7 @@ class Expressions:
         short = self._suffix(kind, lanes)
         if address.step == dtype.bytes:
             pointer = builder.inttoptr(address.value, PTR)
-            if self.loads_ahead and lanes * dtype.bytes * 2 >= self.machine.line_bytes:
+            if self._reads_ahead(op):
                 ahead = builder.inttoptr(builder.add(address.value, I64(_AHEAD)), PTR)
                 self.intrinsic("llvm.prefetch.p0", ir.VoidType(), ahead, I32(0), I32(3), I32(1))
             if masks is None:
@@ -506,6 +529,14 @@ class Expressions:
                 name, vector, pointers, I32(dtype.bytes), every if masks is None else masks, nothing
             )
         return Chunk(self._register(raw, dtype), lanes)
+
+    def _reads_ahead(self, op: Op) -> bool:
+        """Whether a load of vectors prefetches: not again what an earlier loop has left in L1."""
+        kind, first = tile_type(op.results[0]), self.first_read.setdefault(op, self.root)
+        size = math.prod(kind.shape) * kind.dtype.bytes
+        again = first != self.root and size <= self.machine.caches.l1
+        vector = min(kind.shape[-1], self.lanes) * kind.dtype.bytes
+        return self.loads_ahead and not again and vector * 2 >= self.machine.line_bytes
 
     @staticmethod
     def _suffix(kind: ir.Type, lanes: int) -> str:

@@ -57,7 +57,6 @@ class Roots(Along):
     def __init__(self, module: ir.Module, machine: CpuMachine, program: TileProgram, facts: Facts) -> None:
         super().__init__(module, machine)
         self.program, self.facts = program, facts
-        self.users: dict[Value, list[Any]] = {}
         self._find_users(program.body)
         self.done: set[Any] = set()  # operations whose code is written for good
         self.keeping: dict[Value, Buffer] = {}
@@ -88,18 +87,6 @@ class Roots(Along):
 
     # -- roots -------------------------------------------------------------------------------------------------------
 
-    def expression(self, roots: Iterable[Value]) -> list[Value]:
-        """The lazy tiles that the roots are computed from."""
-        found: dict[Value, None] = {}
-        waiting = list(roots)
-        while waiting:
-            value = waiting.pop()
-            if value in found or not isinstance(self.env.get(value), Lazy):
-                continue
-            found[value] = None
-            waiting += [each for each in self.env[value].op.operands if isinstance(each.type, TileType)]
-        return list(found)
-
     def prepare(self, roots: Iterable[Value], shape: tuple[int, ...]) -> None:
         """Write tiles to buffers if they would be recomputed repeatedly, and transposes that use whole vectors."""
         waiting = [(root, False, True) for root in roots]  # repeated, and lanes still along the last axis
@@ -116,19 +103,8 @@ class Roots(Along):
                 self.materialise(value)
                 continue
             under = repeated or op.name in ("broadcast", "trans")
-            lanes = lanes and not self._loses_lanes(op)
+            lanes = lanes and not self.loses_lanes(op)
             waiting += [(each, under, lanes) for each in op.operands if isinstance(each.type, TileType)]
-
-    def _loses_lanes(self, op: Op) -> bool:
-        """Whether neighbours along the last axis are not neighbours in the operand."""
-        if op.name == "expand_dims":
-            return bool(
-                op.settings["axis"] % len(tile_type(op.results[0]).shape)
-                == len(tile_type(op.results[0]).shape) - 1
-            )
-        if op.name == "broadcast":
-            return tile_type(op.operands[0]).shape[-1:] == (1,) and tile_type(op.results[0]).shape[-1] > 1
-        return op.name == "trans"
 
     def _contiguous(self, op: Op) -> bool:
         """Whether a value is a load of vectors: reading memory again costs no more than reading a buffer."""
@@ -140,31 +116,6 @@ class Roots(Along):
             and tile_type(op.results[0]).shape[-1] > 1
             and self.lane_step(op.operands[0]) == 1
         )
-
-    def lane_step(self, value: Value) -> int | None:
-        """The difference between neighbours along the last axis of an integer or pointer tile, in elements; None:
-        unknown."""
-        known = self.env.get(value)
-        if not tile_type(value).shape:
-            return 0
-        if not isinstance(known, Lazy):
-            return None
-        op = known.op
-        if op.name == "arange":
-            return 1
-        if op.name in ("broadcast", "expand_dims"):
-            return 0 if self._loses_lanes(op) else self.lane_step(op.operands[0])
-        if op.name == "cast":
-            return self.lane_step(op.operands[0]) if not tile_type(op.operands[0]).dtype.is_float else None
-        if op.name in ("add", "sub", "addptr", "mul"):
-            steps = [self.lane_step(each) for each in op.operands]
-            if None in steps:
-                return None
-            one, two = (step or 0 for step in steps)
-            if op.name == "mul":
-                return 0 if one == two == 0 else None
-            return one - two if op.name == "sub" else one + two
-        return None
 
     def transposes(self, op: Op) -> bool:
         """Whether an operation is a transpose of the last two axes that is done in squares of vectors."""
@@ -214,6 +165,7 @@ class Roots(Along):
 
     def begin(self, roots: Sequence[Value], shape: tuple[int, ...]) -> list[Value]:
         """Choose which tiles to keep; called before the loop over the roots."""
+        self.root += 1
         self.prepare(roots, shape)
         inside = self.expression(roots)
         members = set(inside)
@@ -270,12 +222,15 @@ class Roots(Along):
         evaluated = self.begin([value], kind.shape)
         target = into or self.keeping.get(value) or self.buffer(kind.element, kind.shape)
         self.keeping.pop(value, None)
-        with self.over(kind.shape, self.unrolled(evaluated)) as locations:
+
+        def written(locations: list[Location]) -> None:
             self.prefetch(value, locations)
             for location in locations:
                 self.memo = {}
                 self.write(target, location, self.at(value, location))
                 self.kept(location)
+
+        self.each([value], kind.shape, self.unrolled(evaluated), written)
         self.memo = {}
         self.finish(evaluated)
         if into is None:

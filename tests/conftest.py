@@ -74,7 +74,9 @@ def nothing_left_behind() -> Iterator[None]:
 
 
 def _shared_state() -> dict[str, object]:
-    names = [name for name in os.environ if name.startswith("TILEWRIGHT_") or name in ("PYTHONPATH", "TMPDIR")]
+    names = [
+        name for name in os.environ if name.startswith("TILEWRIGHT_") or name in ("PYTHONPATH", "TMPDIR")
+    ]
     kinds = ("RLIMIT_AS", "RLIMIT_CPU", "RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_NPROC")
     return {
         "environment": {name: os.environ[name] for name in names},

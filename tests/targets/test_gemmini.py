@@ -164,13 +164,13 @@ def test_other_types_are_the_hosts(dtype: DType) -> None:
 
 
 def test_what_does_not_fit_is_the_hosts() -> None:
-    """No row of the window fits a scratchpad of 16 rows."""
+    """One pixel and a block of weights do not fit a scratchpad of 16 rows."""
     rng = np.random.default_rng(0)
     attrs = {"stride": (1, 1), "dilation": (1, 1), "groups": 1, "layout": "channels_last"}
-    weight = constant(bytes_of(rng, 5, 5, 4, 4))
-    made = apply("conv", tensor(0, 1, 9, 9, 4), weight, padding=((0, 0), (0, 0)), **attrs)
+    weight = constant(bytes_of(rng, 5, 5, 16, 4))
+    made = apply("conv", tensor(0, 1, 9, 9, 16), weight, padding=((0, 0), (0, 0)), **attrs)
     target = "gemmini:dim=16,scratchpad=256,accumulator=1024"
-    assert accelerated(check(imported(made), bytes_of(rng, 1, 9, 9, 4), target=target)) == []
+    assert accelerated(check(imported(made), bytes_of(rng, 1, 9, 9, 16), target=target)) == []
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilewright.codegen.gemmini.layers import Layer, Placement, Pooling, Tiling
+from tilewright.codegen.gemmini.layers import Buffers, Layer, Placement, Pooling, Tiling
+from tilewright.loops.gemmini.layer import Inner
 from tilewright.runtime.gemmini.functional import scaled
 from tilewright.runtime.gemmini.isa import (
     ACCUMULATE,
@@ -352,4 +353,7 @@ def random_layer(rng: np.random.Generator, dim: int) -> tuple[Layer, Tiling]:
         residual=None if below(3) else 3.7,
         pooling=pooling,
     )
-    return layer, Tiling(1 + below(3), 1 + below(6), 1 + below(2), 1 + below(2), 1 + below(2))
+    taps = (1 + below(3), 1 + below(3)) if below(2) else None
+    inner: Inner = "channels" if below(2) else "pixels"
+    buffers = Buffers(*(1 + below(2) for _ in range(3)))
+    return layer, Tiling(1 + below(3), 1 + below(6), 1 + below(2), 1 + below(2), taps, inner, buffers)

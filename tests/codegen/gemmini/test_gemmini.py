@@ -69,7 +69,7 @@ def test_loops_and_their_unrolled_form_compute_the_matmul(m: int, n: int, k: int
 def test_convolution_loops_and_their_unrolled_form_compute_the_layer(seed: int) -> None:
     rng = np.random.default_rng(seed)
     layer, tiling = random_layer(rng, MACHINE.dim)
-    layer = replace(layer, pooling=None, residual=None)
+    layer = replace(layer, pooling=None, residual=None, bias_rows=0)
     dram, at, size = layer_memory(layer, rng)
     expected = layer_results(layer, dram, at)
     program = layer_loops(layer, tiling, MACHINE, at)

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from tilewright.codegen.gemmini.cycles import simulate
-from tilewright.codegen.gemmini.layers import Buffers, Layer, Placement, Tiling, layer_program, matmul
+from tilewright.codegen.gemmini.layers import (
+    Buffers,
+    Layer,
+    Placement,
+    Tiling,
+    layer_loops,
+    layer_program,
+    matmul,
+)
 from tilewright.errors import LayerFitError
 from tilewright.hw.gemmini import KIB, GemminiMachine
 from tilewright.loops.gemmini.tiling import default_tiling
@@ -82,3 +90,31 @@ def test_a_single_channel_takes_a_single_row_of_weights() -> None:
     check(Layer(12, 12, 1, 16, (5, 5), scale=0.01), Tiling(4, 4), machine)
     with pytest.raises(LayerFitError, match="a 5x5 convolution with stride 1 of 12x12x16 to 16 channels"):
         check(Layer(12, 12, 16, 16, (5, 5), scale=0.01), Tiling(4, 4), machine)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4])
+@pytest.mark.parametrize("residual", [None, 2.5])
+@pytest.mark.parametrize("layer", [matmul(13, 10, 9), Layer(7, 6, 9, 10, (3, 2), 2, (1, 1, 0, 1))])
+def test_the_array_adds_a_bias_of_bytes(layer: Layer, rows: int, residual: float | None) -> None:
+    layer = replace(layer, bias=True, bias_rows=rows, residual=residual, scale=0.01)
+    for tiling in (
+        Tiling(2, 3, 2, 2, (2, 1)),
+        Tiling(1, 5, 1, 1, inner="channels", buffers=Buffers(1, 1, 1)),
+    ):
+        check(layer, tiling)
+
+
+def test_a_bias_of_bytes_takes_fewer_cycles_where_the_bus_is_busy() -> None:
+    machine = GemminiMachine()
+    layer = Layer(28, 28, 64, 64, bias=True, scale=0.01)
+    of_bytes = replace(layer, bias_rows=2)
+    slow, fast = (check(each, default_tiling(each, machine), machine) for each in (layer, of_bytes))
+    assert fast < 0.6 * slow
+
+
+def test_loops_load_a_bias_of_32_bits() -> None:
+    layer = replace(matmul(8, 8, 8), bias=True, bias_rows=2)
+    with pytest.raises(LayerFitError, match="loop_ws is a matmul with a 32-bit bias"):
+        layer_loops(layer, Tiling(1, 8), MACHINE, Placement(data=64, weights=128, results=256, bias=512))
+    with pytest.raises(LayerFitError, match="bias_rows must be 0 without a bias"):
+        replace(layer, bias=False)

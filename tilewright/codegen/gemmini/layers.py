@@ -4,7 +4,7 @@ Tensors are channels-last in DRAM: data [row, column, channel], weights [row, co
 channel]. A tile of results stays in the accumulator while input channels are summed:
 
     for each tile of results, output channels:
-        accumulator = bias (+ residual, scaled)
+        accumulator = bias (+ residual, scaled); of a bias of few rows of bytes, the array adds them up
         for each group of input channels, rows and columns of the kernel:
             load the window of the data and the weights, unless a buffer holds them
             for each tap, block of input channels, block of output channels:
@@ -114,7 +114,8 @@ class _Program:
         self.taps = taps
         self.needed = needed_rows(layer, tiling, self.dim)
         scratchpad, accumulator = self.needed.held(buffers)
-        self.first_weights = machine.scratchpad_rows - buffers.weights * self.needed.weights
+        self.multipliers = machine.scratchpad_rows - self.needed.fixed
+        self.first_weights = self.multipliers - buffers.weights * self.needed.weights
         for needed, memory, rows in (
             (scratchpad, "scratchpad", machine.scratchpad_rows),
             (accumulator, "accumulator", machine.accumulator_rows),
@@ -144,12 +145,16 @@ class _Program:
         data_stride = self.data_pitch * step_pixels
         depth = weight_rows(layer, self.dim)
         parts = [
-            words("config_ex", a_stride=1 if layer.pointwise else layer.stride),
+            words("config_ex", a_stride=layer.data_step),
             words("config_ld", slot=0, stride=data_stride, scale=ONE, block_stride=self._block_stride()),
             words("config_ld", slot=1, stride=self.weights_pitch, scale=ONE, block_stride=depth),
         ]
         if layer.bias:
             parts.append(words("config_ld", slot=2, stride=0, scale=ONE))
+        if layer.bias_rows:
+            first, count = _starts(self.needed.fixed, self.dim, 0)
+            local, cols = self.multipliers + first, layer.bias_rows
+            parts.append(words("mvin3", dram=self.at.bias, local=local, rows=count, cols=cols))
         if layer.pooling is None:
             scale = scale_bits(layer.scale)
             parts.append(words("config_st", stride=self.results_pitch, scale=scale, relu=layer.relu))
@@ -203,9 +208,13 @@ class _Program:
                 if missing:
                     loads = late if tiling.buffers.weights == 1 else early
                     loads.append(self._load_weights(group, row_taps, col_taps, out, weights))
+                    if layer.bias_rows and number == 0:
+                        loads.append(self._load_bias_rows(out, weights))
                 sizes = (rows.count, cols.count, cols.data_count)
                 kernel = (row_taps[1], col_taps[1])
                 computes = [self._computes(sizes, kernel, group, out, data, weights, acc, number == 0)]
+                if layer.bias_rows and number == 0:
+                    computes.insert(0, self._add_bias(rows.count * cols.count, out, weights, acc))
                 if number == len(parts) - 1:
                     computes += self._store(rows, cols, out, acc)
                 yield np.concatenate(early), np.concatenate(late), np.concatenate(computes)
@@ -260,11 +269,31 @@ class _Program:
         number = (tap * self.tiling.in_blocks + block) * self.tiling.out_blocks + out
         return base + number * weight_rows(self.layer, self.dim)
 
+    def _bias_rows(self, base: int, block: np.ndarray) -> np.ndarray:
+        """Where they are of a block of output channels: behind the weights in their buffer."""
+        layer, tiling = self.layer, self.tiling
+        return base + self.needed.weights - (tiling.out_blocks - block) * layer.bias_rows
+
+    def _load_bias_rows(self, out: Part, base: int) -> np.ndarray:
+        rows = self.layer.bias_rows
+        block, start, channels = self._out_blocks(out, 0)
+        dram = self.at.bias + rows + start
+        return words("mvin2", dram=dram, local=self._bias_rows(base, block), rows=rows, cols=channels)
+
+    def _add_bias(self, pixels: int, out: Part, weights: int, acc: int) -> np.ndarray:
+        rows = self.layer.bias_rows
+        block, _, channels = self._out_blocks(out, 1)
+        first, count = _starts(pixels, self.dim, 0)
+        c = acc + block * self.needed.pixels + first | (0 if self.layer.residual is None else ACCUMULATE)
+        b = self._bias_rows(weights, block)
+        return _multiplied(b, c, rows, channels, np.full_like(first, self.multipliers), count)
+
     def _load_start(self, rows: Span, cols: Span, out: Part, acc: int) -> list[np.ndarray]:
         """Load the initial values of the sums."""
         layer = self.layer
         parts = []
-        if layer.bias:
+        loads_bias = layer.bias and not layer.bias_rows
+        if loads_bias:
             block, start, channels = self._out_blocks(out, 1)
             pixel, n = _starts(rows.count * cols.count, self.dim, 0)
             local = acc + block * self.needed.pixels + pixel
@@ -277,10 +306,10 @@ class _Program:
         r = np.arange(rows.count)[:, None]
         c, n = _starts(cols.count, self.dim, 0)
         pixel = (rows.first + r) * layer.cols + cols.first + c
-        local = acc + block * self.needed.pixels + r * cols.count + c | (ACCUMULATE if layer.bias else 0)
+        local = acc + block * self.needed.pixels + r * cols.count + c | (ACCUMULATE if loads_bias else 0)
         dram = self.at.residual + pixel * self.residual_pitch + start
         parts.append(words("mvin3", dram=dram, local=local, rows=n, cols=channels))
-        if layer.bias:
+        if loads_bias:
             parts.append(words("config_ld", slot=2, stride=0, scale=ONE))
         return parts
 
@@ -318,19 +347,13 @@ class _Program:
             r, c = (each.ravel() for each in np.meshgrid(np.arange(rows), c, indexing="ij"))
             n = np.tile(n, rows)
         depth = np.minimum(dim, layer.in_channels - (group[0] + block) * dim)
-        first = np.arange(n.size) == 0
-        b = np.where(first, self._weights(weights, tap, block, number), NONE)
+        b = self._weights(weights, tap, block, number)
         a = data + block * self._block_stride() + c
         if not layer.pointwise:
             a = data + block * self._block_stride() + kc + c * layer.stride + (r * layer.stride + kr) * pitch
         add = np.where(started | (tap > 0) | (block > 0), ACCUMULATE, 0)
         c_local = acc + number * self.needed.pixels + r * cols + c | add
-        preloads = words("preload", b=b, rows=depth, cols=channels, c=c_local, c_rows=n, c_cols=channels)
-        fields = {"a": a, "rows": n, "cols": depth, "d": np.full(b.shape, NONE)}
-        computes = words("compute_accumulated", **fields)
-        further = np.broadcast_to(first, b.shape).ravel()
-        computes[further, 0] = words("compute_preloaded")[0, 0]
-        return np.stack([preloads, computes], axis=1).reshape(-1, 3)
+        return _multiplied(b, c_local, depth, channels, a, n)
 
     def _store(self, rows: Span, cols: Span, out: Part, acc: int) -> list[np.ndarray]:
         layer, dim = self.layer, self.dim
@@ -361,6 +384,24 @@ class _Program:
             r, (c, n) = np.arange(rows.count)[:, None], _starts(cols.count, dim, 0)
         dram = to + (r * width + c) * self.results_pitch
         return [words("mvout", dram=dram, local=local + r * cols.count + c, rows=n, cols=channels)]
+
+
+def _multiplied(
+    b: np.ndarray,
+    c: np.ndarray,
+    depth: np.ndarray | int,
+    channels: np.ndarray,
+    a: np.ndarray,
+    count: np.ndarray,
+) -> np.ndarray:
+    """Pairs of a preload and a compute. The last axis is that of pixels: only the first of them needs weights."""
+    first = np.arange(count.size) == 0
+    b = np.where(first, b, NONE)
+    preloads = words("preload", b=b, rows=depth, cols=channels, c=c, c_rows=count, c_cols=channels)
+    none = np.full(np.broadcast_shapes(b.shape, c.shape), NONE)
+    computes = words("compute_accumulated", a=a, rows=count, cols=depth, d=none)
+    computes[np.broadcast_to(first, none.shape).ravel(), 0] = words("compute_preloaded")[0, 0]
+    return np.stack([preloads, computes], axis=1).reshape(-1, 3)
 
 
 def _starts(extent: int, tile: int, axes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -397,8 +438,8 @@ def layer_loops(layer: Layer, tiling: Tiling, machine: Array, at: Placement) -> 
     """A layer by loop instructions, one for each tile of results, over all input channels."""
     if layer.pointwise and layer.stride == 1:
         return matmul_loops(layer, tiling, machine, at)
-    if layer.pooling or layer.residual is not None:
-        raise LayerFitError(f"loop_conv_ws is a convolution with a bias and ReLU, got {layer}")
+    if layer.pooling or layer.residual is not None or layer.bias_rows:
+        raise LayerFitError(f"loop_conv_ws is a convolution with a 32-bit bias and ReLU, got {layer}")
     dim, width = machine.dim, layer.cols
     element = 4 if layer.full else 1
     data_pitch, weights_pitch = at.data_pitch or layer.in_channels, at.weights_pitch or layer.out_channels
@@ -457,8 +498,9 @@ def layer_loops(layer: Layer, tiling: Tiling, machine: Array, at: Placement) -> 
 
 def matmul_loops(layer: Layer, tiling: Tiling, machine: Array, at: Placement) -> list[Instruction]:
     """A matmul by loop instructions: one for each tile of results, over all of K."""
-    if not layer.pointwise or layer.stride != 1 or layer.pooling or layer.residual is not None:
-        raise LayerFitError(f"loop_ws is a matmul with a bias and ReLU, got {layer}")
+    is_matmul = layer.pointwise and layer.stride == 1
+    if not is_matmul or layer.pooling or layer.residual is not None or layer.bias_rows:
+        raise LayerFitError(f"loop_ws is a matmul with a 32-bit bias and ReLU, got {layer}")
     dim, pixels = machine.dim, layer.rows * layer.cols
     tile_rows, tile_cols = ceil_div(tiling.rows * tiling.cols, dim) * dim, tiling.out_blocks * dim
     blocks = ceil_div(layer.in_channels, dim)

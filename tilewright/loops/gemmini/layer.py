@@ -38,6 +38,9 @@ class Layer:
     scale: float = 1.0
     full: bool = False  # 32-bit results without scaling
     bias: bool = False  # 32-bit, one for each output channel
+    bias_rows: int = (
+        0  # of bytes that the array adds up to the bias; 0: 32-bit values are loaded for each result
+    )
     residual: float | None = None  # the scale of an 8-bit tensor that is added to the sums
     pooling: Pooling | None = None
 
@@ -52,6 +55,8 @@ class Layer:
             self.full or (self.residual is not None and self.pooling.padding >= self.pooling.size)
         ):
             raise LayerFitError("pooling requires 8-bit results")
+        if self.bias_rows < 0 or (self.bias_rows and not self.bias):
+            raise LayerFitError(f"bias_rows must be 0 without a bias, and at least 0, got {self.bias_rows}")
 
     @property
     def rows(self) -> int:
@@ -72,6 +77,11 @@ class Layer:
     @property
     def pointwise(self) -> bool:
         return self.kernel == (1, 1) and self.padding == (0, 0, 0, 0)
+
+    @property
+    def data_step(self) -> int:
+        """Rows of the scratchpad from one pixel of data under a window to the next."""
+        return 1 if self.pointwise else self.stride
 
     @property
     def text(self) -> str:
@@ -165,10 +175,12 @@ class Rows:
     weights: int
     results: int
     pixels: int  # of the results, in each block of output channels
+    fixed: int = 0  # rows of the scratchpad that a program fills once
 
     def held(self, buffers: Buffers) -> tuple[int, int]:
         """Rows of the scratchpad and of the accumulator."""
-        return buffers.data * self.data + buffers.weights * self.weights, buffers.results * self.results
+        scratchpad = self.fixed + buffers.data * self.data + buffers.weights * self.weights
+        return scratchpad, buffers.results * self.results
 
 
 def needed_rows(layer: Layer, tiling: Tiling, dim: int) -> Rows:
@@ -176,14 +188,24 @@ def needed_rows(layer: Layer, tiling: Tiling, dim: int) -> Rows:
     (rows, data_rows), (cols, data_cols) = (
         largest(layer, axis, size, taps[axis]) for axis, size in enumerate((tiling.rows, tiling.cols))
     )
-    weights = taps[0] * taps[1] * tiling.in_blocks * tiling.out_blocks * weight_rows(layer, dim)
-    data = data_rows * data_cols * tiling.in_blocks
-    return Rows(data, weights, rows * cols * tiling.out_blocks, rows * cols)
+    of_block = taps[0] * taps[1] * tiling.in_blocks * weight_rows(layer, dim)
+    return Rows(
+        data=data_rows * data_cols * tiling.in_blocks,
+        weights=tiling.out_blocks * (of_block + layer.bias_rows),
+        results=rows * cols * tiling.out_blocks,
+        pixels=rows * cols,
+        fixed=multiplier_rows(layer, dim),
+    )
 
 
 def weight_rows(layer: Layer, dim: int) -> int:
     """Rows that a block of weights takes of the scratchpad."""
     return min(dim, layer.in_channels)
+
+
+def multiplier_rows(layer: Layer, dim: int) -> int:
+    """Rows of the scratchpad with what rows of the bias are multiplied by, as far apart as the rows of data."""
+    return (dim - 1) * layer.data_step + 1 if layer.bias_rows else 0
 
 
 def largest(layer: Layer, axis: int, size: int, taps: int) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from tilewright.loops.gemmini.layer import (
     Layer,
     Tiling,
     largest,
+    multiplier_rows,
     needed_rows,
     weight_rows,
 )
@@ -127,7 +128,8 @@ class _Tilings:
             table = np.array([known.get(size, (0, 0)) for size in range(max(known) + 1)])
             pixels, data = pixels * table[sizes, 0], data * table[sizes, 1]
         weights = taps[0] * taps[1] * out_blocks * weight_rows(layer, dim)
-        held = in_blocks * (data_buffers * data + weights_buffers * weights)
+        weights = in_blocks * weights + out_blocks * layer.bias_rows
+        held = data_buffers * in_blocks * data + weights_buffers * weights + multiplier_rows(layer, dim)
         fits = held <= machine.scratchpad_rows
         fits &= result_buffers * pixels * out_blocks <= machine.accumulator_rows
         if layer.pooling:
@@ -180,8 +182,8 @@ def _cycles(layer: Layer, tilings: _Tilings, machine: GemminiMachine) -> np.ndar
     segments = lines * _parts(row, dim)
     first_rows = np.minimum(row, dim)
     of_block = np.maximum(dim, first_rows) + tilings.pixels - first_rows  # of one block of weights
-    compute = tiles * taps * in_all * out_all * of_block
-    issue = tiles * taps * in_all * out_all * 2 * segments
+    blocks = tiles * out_all * (taps * in_all + (layer.bias_rows > 0))
+    compute, issue = blocks * of_block, blocks * 2 * segments
 
     # A part stays if nothing else is loaded into its buffer before it is wanted again.
     of_data, of_weights = tiles * parts, out_tiles * parts
@@ -192,8 +194,10 @@ def _cycles(layer: Layer, tilings: _Tilings, machine: GemminiMachine) -> np.ndar
     weights_loads = np.where(weights_once, of_weights, steps)
     width = np.minimum(layer.in_channels, tilings.in_blocks * dim)
     data = data_loads * tilings.data * np.maximum(width, bus)
-    weights = np.where(weights_once, 1, tiles) * taps * layer.in_channels * max(layer.out_channels, bus)
-    started = tiles * tilings.pixels * layer.out_channels * (4 * layer.bias + (layer.residual is not None))
+    depth = taps * layer.in_channels + layer.bias_rows
+    weights = np.where(weights_once, 1, tiles) * depth * max(layer.out_channels, bus)
+    loaded = 4 * (layer.bias and not layer.bias_rows) + (layer.residual is not None)
+    started = tiles * tilings.pixels * layer.out_channels * loaded
     stored = stored_rows * stored_cols * layer.out_channels * (4 if layer.full else 1)
 
     array, on_bus = np.maximum(compute, issue), (data + weights + started + stored) / bus

@@ -5,7 +5,7 @@ The estimate is a closed form: all tilings of a layer are estimated at once, as 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 
@@ -50,6 +50,23 @@ def _too_small(layer: Layer, machine: GemminiMachine) -> LayerFitError:
         remedy=f"give the accelerator more memory (a row of the scratchpad has {machine.dim} bytes, one of the"
         f" accumulator {4 * machine.dim}), or leave the layer to the host",
     )
+
+
+def with_bias_stored(layer: Layer, machine: GemminiMachine) -> Layer:
+    """The layer with its bias as rows of bytes, if it has such and that takes fewer cycles, or else as 32-bit values.
+    Raise LayerFitError if no tile of either fits the machine."""
+    of_words = replace(layer, bias_rows=0)
+    if not 0 < layer.bias_rows <= machine.dim:  # the array reads one row of bytes from each of its rows
+        default_tiling(of_words, machine)
+        return of_words
+    cycles = {}
+    for each in (layer, of_words):
+        try:
+            cycles[each] = estimated_cycles(each, default_tiling(each, machine), machine)
+        except LayerFitError:
+            if each is of_words and not cycles:
+                raise
+    return min(cycles, key=cycles.__getitem__)
 
 
 @lru_cache(maxsize=1024)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tilewright.errors import LayerFitError
@@ -11,7 +11,7 @@ from tilewright.graph.task import Task
 from tilewright.hw.gemmini import GemminiMachine
 from tilewright.hw.gemmini_system import GemminiSystem
 from tilewright.loops.gemmini.kernel import GemminiKernel
-from tilewright.loops.gemmini.tiling import default_tiling, estimated_cycles
+from tilewright.loops.gemmini.tiling import default_tiling, estimated_cycles, with_bias_stored
 from tilewright.space.implementation import Implementation, Kernel, SubTask, cut
 from tilewright.space.space import Config, Space
 from tilewright.space.template import Applied, Template, Work
@@ -43,11 +43,12 @@ def _matched(task: Task, machine: GemminiMachine) -> Match | None:
     found = match(task, machine)
     if found is None:
         return None
+    if _cut(task, found) is None:
+        return None
     try:
-        default_tiling(found.layer, machine)
+        return replace(found, layer=with_bias_stored(found.layer, machine))
     except LayerFitError:
         return None
-    return found if _cut(task, found) is not None else None
 
 
 def _cut(task: Task, found: Match) -> tuple[list[SubTask], int] | None:

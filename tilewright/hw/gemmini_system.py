@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
@@ -32,6 +33,8 @@ class GemminiSystem:
     host: CpuMachine
     accelerator: GemminiMachine = field(default_factory=GemminiMachine)
     timing: GemminiTiming = field(default_factory=GemminiTiming)
+    # Of a design that an exploration found: layers and their tilings, in the form of `loops/gemmini/chosen.py`.
+    tilings: tuple[tuple[str, Hashable], ...] = ()
 
     def channel_multiple(self, dtype: DType) -> int:
         return 1

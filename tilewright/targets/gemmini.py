@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,6 +18,7 @@ from tilewright.graph.task import Partition, Task, TaskCall
 from tilewright.hw import host
 from tilewright.hw.gemmini_system import GemminiSystem, machine_named
 from tilewright.link import Linked
+from tilewright.loops.gemmini.chosen import read_design
 from tilewright.rewrites.base import Observer
 from tilewright.rewrites.calls import reader_counts, with_operand, with_producer
 from tilewright.rewrites.pipeline import run_pipeline
@@ -59,7 +61,10 @@ class GemminiTarget(ProcessorTarget):
 
     @classmethod
     def named(cls, options: str) -> Target:
-        """The target that the text after "gemmini:" describes."""
+        """The target that the text after "gemmini:" describes: parameters, or the file of a design."""
+        if options.endswith(".json"):
+            machine, tilings = read_design(Path(options))
+            return cls(GemminiSystem(host(), machine, tilings=tilings))
         return cls(GemminiSystem(host(), machine_named(options)))
 
     @property

@@ -93,6 +93,20 @@ def estimated_cycles(layer: Layer, tiling: Tiling, machine: GemminiMachine) -> f
     return float(_cycles(layer, _Tilings.one(layer, tiling), machine)[0])
 
 
+def instructions(layer: Layer, tiling: Tiling, machine: GemminiMachine) -> int:
+    """How many preloads and computes a program has, about."""
+    dim, (rows, cols) = machine.dim, layer.stored
+    tiles = ceil_div(rows, tiling.rows) * ceil_div(cols, tiling.cols)
+    blocks = (
+        ceil_div(layer.in_channels, dim)
+        * ceil_div(layer.out_channels, dim)
+        * layer.kernel[0]
+        * layer.kernel[1]
+    )
+    _, segments = _segments(layer, _Tilings.one(layer, tiling), dim)
+    return 2 * tiles * blocks * int(segments[0])
+
+
 @dataclass(frozen=True)
 class _Tilings:
     """Tilings as arrays. `pixels`: results of the largest tile; `data`: pixels of data under them."""
@@ -194,9 +208,7 @@ def _cycles(layer: Layer, tilings: _Tilings, machine: GemminiMachine) -> np.ndar
     steps = tiles * out_tiles * parts
     taps = layer.kernel[0] * layer.kernel[1]
 
-    lines = np.ones_like(tilings.rows) if layer.pointwise else tilings.rows
-    row = _parts(tilings.pixels, lines)
-    segments = lines * _parts(row, dim)
+    row, segments = _segments(layer, tilings, dim)
     first_rows = np.minimum(row, dim)
     of_block = np.maximum(dim, first_rows) + tilings.pixels - first_rows  # of one block of weights
     blocks = tiles * out_all * (taps * in_all + (layer.bias_rows > 0))
@@ -229,6 +241,13 @@ def _cycles(layer: Layer, tilings: _Tilings, machine: GemminiMachine) -> np.ndar
     waits += np.where(tilings.result_buffers == 1, _LATENCY * tiles * out_tiles, 0)
     found: np.ndarray = np.maximum(array + waits, on_bus) + on_bus / steps + 4 * steps
     return found
+
+
+def _segments(layer: Layer, tilings: _Tilings, dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pixels of a row, and how many computes a tile's pixels are for each block of weights."""
+    lines = np.ones_like(tilings.rows) if layer.pointwise else tilings.rows
+    row = _parts(tilings.pixels, lines)
+    return row, lines * _parts(row, dim)
 
 
 def _parts(extent: np.ndarray | int, size: np.ndarray | int) -> np.ndarray:

@@ -10,8 +10,9 @@ from tilewright.graph.ir import Graph, Node
 from tilewright.graph.task import Task
 from tilewright.hw.gemmini import GemminiMachine
 from tilewright.hw.gemmini_system import GemminiSystem
+from tilewright.loops.gemmini.chosen import tiling_for
 from tilewright.loops.gemmini.kernel import GemminiKernel
-from tilewright.loops.gemmini.tiling import default_tiling, estimated_cycles, with_bias_stored
+from tilewright.loops.gemmini.tiling import estimated_cycles, with_bias_stored
 from tilewright.space.implementation import Implementation, Kernel, SubTask, cut
 from tilewright.space.space import Config, Space
 from tilewright.space.template import Applied, Template, Work
@@ -116,9 +117,9 @@ class _Accelerated:
         return all(applied is not None for applied in self._host.values())
 
     def terms(self, config: Config) -> Cycles:
-        machine = self.work.machine.accelerator
-        layer = self.found.layer
-        return Cycles(self.found.images * estimated_cycles(layer, default_tiling(layer, machine), machine))
+        system, layer = self.work.machine, self.found.layer
+        cycles = estimated_cycles(layer, tiling_for(layer, system), system.accelerator)
+        return Cycles(self.found.images * cycles)
 
     def program(self, config: Config) -> Implementation:
         subtasks, own = self._subtasks
@@ -140,7 +141,7 @@ class _Accelerated:
         return GemminiKernel(
             name=subtask.task.label,
             layer=found.layer,
-            tiling=default_tiling(found.layer, self.work.machine.accelerator),
+            tiling=tiling_for(found.layer, self.work.machine),
             roles=tuple(found.roles[node] for node in subtask.operands),
             images=found.images,
             own_weights=found.own_weights,

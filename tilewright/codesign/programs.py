@@ -27,13 +27,13 @@ from tilewright.loops.gemmini.chosen import fields_of, fits, shape_of
 from tilewright.loops.gemmini.layer import Buffers, Inner, Layer, Tiling, matmul
 from tilewright.loops.gemmini.tiling import default_tiling, estimated_cycles, instructions
 
-_MOST_INSTRUCTIONS = 4_000_000  # of a layer that is simulated: some 20 s and 2 GB
+_MAX_INSTRUCTIONS = 4_000_000  # of a layer that is simulated: some 20 s and 2 GB
 _AT = Placement(data=64, weights=64, results=64)
 _SHRUNK = ("rows", "cols", "in_blocks", "out_blocks")
 
 
 @dataclass(frozen=True)
-class Program:
+class LayerProgram:
     """How a layer runs. `cycles`: of one run of it, simulated; None if the program is too long for that. `mapped`:
     whether the tiling is its mapping's."""
 
@@ -49,7 +49,7 @@ class Program:
         return {"shape": shape_of(self.layer), "tiling": tiling, "cycles": self.cycles, "mapped": self.mapped}
 
 
-def programs_of(design: Design) -> tuple[Program | None, ...]:
+def programs_of(design: Design) -> tuple[LayerProgram | None, ...]:
     """The program of each layer; None if no tile fits, or the accelerator has no such layer."""
     return tuple(
         program_of(nest, design.mappings.take(slice(index, index + 1)), design.machine)
@@ -57,7 +57,7 @@ def programs_of(design: Design) -> tuple[Program | None, ...]:
     )
 
 
-def program_of(nest: Nest, mapping: Mappings, machine: GemminiMachine) -> Program | None:
+def program_of(nest: Nest, mapping: Mappings, machine: GemminiMachine) -> LayerProgram | None:
     layer = layer_of(nest)
     if layer is None:
         return None
@@ -68,7 +68,7 @@ def program_of(nest: Nest, mapping: Mappings, machine: GemminiMachine) -> Progra
     with suppress(LayerFitError):
         candidates.setdefault(default_tiling(layer, machine), False)
     found = [
-        Program(layer, tiling, _simulated(layer, tiling, machine, images), mapped)
+        LayerProgram(layer, tiling, _simulated(layer, tiling, machine, images), mapped)
         for tiling, mapped in candidates.items()
     ]
     return min(found, key=lambda each: math.inf if each.cycles is None else each.cycles, default=None)
@@ -122,7 +122,7 @@ def nearest_tiling(layer: Layer, mapping: Mappings, machine: GemminiMachine) -> 
             return None
 
 
-def total_cycles(design: Design, programs: tuple[Program | None, ...]) -> float | None:
+def total_cycles(design: Design, programs: tuple[LayerProgram | None, ...]) -> float | None:
     """The simulated cycles of the whole network; None if not every layer was simulated."""
     cycles = [None if program is None else program.cycles for program in programs]
     if None in cycles:
@@ -131,6 +131,6 @@ def total_cycles(design: Design, programs: tuple[Program | None, ...]) -> float 
 
 
 def _simulated(layer: Layer, tiling: Tiling, machine: GemminiMachine, images: int) -> int | None:
-    if instructions(layer, tiling, machine) > _MOST_INSTRUCTIONS:
+    if instructions(layer, tiling, machine) > _MAX_INSTRUCTIONS:
         return None
     return images * simulate(layer_words(layer, tiling, machine, _AT), machine).total

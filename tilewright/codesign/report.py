@@ -14,11 +14,11 @@ from tilewright.codesign.mapping import LEVELS, Hardware, needs
 from tilewright.codesign.model import BOUNDS, Model
 from tilewright.codesign.network import Design
 from tilewright.codesign.problem import LOOPS
-from tilewright.codesign.programs import Program, total_cycles
+from tilewright.codesign.programs import LayerProgram, total_cycles
 from tilewright.codesign.search import Exploration
 from tilewright.hw.gemmini import KIB, GemminiMachine
 
-Programs = tuple[Program | None, ...]
+Programs = tuple[LayerProgram | None, ...]
 
 _COLOURS = dict(
     zip(LOOPS, ("#8da0cb", "#66c2a5", "#fc8d62", "#e5c494", "#e78ac3", "#a6d854", "#bbbbbb"), strict=True)
@@ -206,7 +206,7 @@ def _history(found: Exploration) -> str:
     return f"<table><tr><th>stage<th>seconds<th>evaluations<th>least EDP{rows}</table>"
 
 
-def simulated(program: Program | None) -> str:
+def simulated(program: LayerProgram | None) -> str:
     return "-" if program is None or program.cycles is None else f"{program.cycles:,}"
 
 

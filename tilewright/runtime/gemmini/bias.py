@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import numpy as np
 
-_MOST = 127
+_MAX = 127
 
 
 def limit(rows: int) -> int:
     """The largest magnitude that so many rows hold."""
-    return _MOST + _MOST * _MOST * (rows - 1)
+    return _MAX + _MAX * _MAX * (rows - 1)
 
 
 def rows_for(magnitude: int) -> int:
-    return 1 - (_MOST - max(magnitude, _MOST)) // (_MOST * _MOST)
+    return 1 - (_MAX - max(magnitude, _MAX)) // (_MAX * _MAX)
 
 
 def stored_bytes(channels: int, rows: int) -> int:
@@ -27,13 +27,13 @@ def stored_bytes(channels: int, rows: int) -> int:
 def encoded(bias: np.ndarray, rows: int) -> np.ndarray:
     """The bytes in DRAM. What the rows cannot hold is clipped."""
     values = np.clip(bias.astype(np.int64), -limit(rows), limit(rows))
-    most = _MOST * (rows - 1)
-    high = np.clip(np.rint(values / _MOST).astype(np.int64), -most, most)
+    most = _MAX * (rows - 1)
+    high = np.clip(np.rint(values / _MAX).astype(np.int64), -most, most)
     found = np.empty((rows, 1 + bias.size), np.int64)
-    found[0] = [1, *(values - _MOST * high)]
+    found[0] = [1, *(values - _MAX * high)]
     for row in range(1, rows):
-        part = np.clip(high, -_MOST, _MOST)
-        found[row] = [_MOST, *part]
+        part = np.clip(high, -_MAX, _MAX)
+        found[row] = [_MAX, *part]
         high = high - part
     return np.concatenate([found[:, 0], found[:, 1:].ravel()]).astype(np.int8).view(np.uint8)
 

@@ -18,7 +18,7 @@ from tilewright.codegen.gemmini.cycles import simulate
 from tilewright.codegen.gemmini.layers import Layer, Pooling, layer_program, matmul
 from tilewright.codegen.gemmini.rtl import Rtl
 from tilewright.hw.gemmini import GemminiMachine
-from tilewright.loops.gemmini.tiling import default_tiling
+from tilewright.loops.gemmini.tiling import default_tiling, with_bias_stored
 from tilewright.runtime.gemmini import Functional
 from tilewright.testing.gemmini import layer_memory, layer_results, random_program
 
@@ -69,7 +69,12 @@ def resnet50() -> list[tuple[str, Layer]]:
     layers.append(("fc", matmul(1, 1000, 2048, full=True)))
     plain = {"layer1.0.downsample", "layer2.0.downsample", "layer3.0.downsample", "layer4.0.downsample", "fc"}
     return [
-        (name, replace(layer, bias=True, relu=name not in plain, scale=1.0 if layer.full else 0.002))
+        (
+            name,
+            replace(
+                layer, bias=True, bias_rows=2, relu=name not in plain, scale=1.0 if layer.full else 0.002
+            ),
+        )
         for name, layer in layers
     ]
 
@@ -87,7 +92,7 @@ def cropped(layer: Layer) -> Layer:
 
 def check_layer(name: str, layer: Layer, rtl: Rtl) -> tuple[bool, str]:
     """Whether RTL, functional simulator and NumPy agree; a row of the table."""
-    layer = cropped(layer)
+    layer = with_bias_stored(cropped(layer), rtl.machine)
     dram, at, size = layer_memory(layer, np.random.default_rng(len(name)))
     tiling = default_tiling(layer, rtl.machine)
     program = layer_program(layer, tiling, rtl.machine, at)

@@ -334,6 +334,12 @@ class LayerFitError(TilewrightError):
     remedy = "make the tiles that the message names smaller, or give the accelerator a larger memory"
 
 
+class DesignFileError(TilewrightError):
+    """The file of an accelerator's design cannot be read, or holds no design."""
+
+    remedy = "give the file that `tilewright codesign` writes with --parameters"
+
+
 class RtlError(TilewrightError):
     """The RTL of an accelerator could not be built or run: what is missing, or what the tool says."""
 

@@ -13,6 +13,7 @@ from tilewright.cli.options import OutputFileError
 from tilewright.codesign.mapping import Hardware, Mappings, check
 from tilewright.codesign.network import Network
 from tilewright.codesign.problem import LOOPS, Layer, Nests
+from tilewright.codesign.programs import programs_of
 from tilewright.codesign.report import parameters, reasons, render
 from tilewright.codesign.search import Budget, explore
 from tilewright.errors import HardwareRangeError
@@ -28,7 +29,7 @@ NETWORK = Network.of(
 
 def test_the_page_shows_every_layer_escaped_and_fetches_nothing() -> None:
     found = explore(NETWORK, Budget(evaluations=300), steps=10)
-    page = render(found, "Co-design of <models>")
+    page = render(found, "Co-design of <models>", programs_of(found.best))
     assert "&lt;models&gt;" in page and "&lt;b&gt;linear" in page and "<b>linear" not in page
     assert "http" not in page.replace("http-equiv", "") and "default-src 'none'" in page
     for index in range(len(NETWORK)):
@@ -42,7 +43,7 @@ def test_the_page_shows_every_layer_escaped_and_fetches_nothing() -> None:
 
 def test_the_parameters_make_the_machine_and_its_mappings_again() -> None:
     design = explore(NETWORK, Budget(evaluations=200), steps=5).best
-    data = json.loads(json.dumps(parameters(design)))
+    data = json.loads(json.dumps(parameters(design, programs_of(design))))
     assert GemminiMachine(**data["machine"]) == design.machine
     assert data["module"]["SP_ROWS"] == design.machine.scratchpad_rows
     for layer in data["layers"]:

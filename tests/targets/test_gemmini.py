@@ -164,13 +164,13 @@ def test_other_types_are_the_hosts(dtype: DType) -> None:
 
 
 def test_what_does_not_fit_is_the_hosts() -> None:
-    """No row of the window fits a scratchpad of 16 rows."""
+    """One pixel and a block of weights do not fit a scratchpad of 16 rows."""
     rng = np.random.default_rng(0)
     attrs = {"stride": (1, 1), "dilation": (1, 1), "groups": 1, "layout": "channels_last"}
-    weight = constant(bytes_of(rng, 5, 5, 4, 4))
-    made = apply("conv", tensor(0, 1, 9, 9, 4), weight, padding=((0, 0), (0, 0)), **attrs)
+    weight = constant(bytes_of(rng, 5, 5, 16, 4))
+    made = apply("conv", tensor(0, 1, 9, 9, 16), weight, padding=((0, 0), (0, 0)), **attrs)
     target = "gemmini:dim=16,scratchpad=256,accumulator=1024"
-    assert accelerated(check(imported(made), bytes_of(rng, 1, 9, 9, 4), target=target)) == []
+    assert accelerated(check(imported(made), bytes_of(rng, 1, 9, 9, 16), target=target)) == []
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------
@@ -247,3 +247,41 @@ def test_a_program_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     second = tilewright.compile(made, target=SMALL)
     kernels = [next(iter(model.executor.accelerated.values())).code for model in (first, second)]
     assert kernels[0] == kernels[1]
+
+
+# -- biases -----------------------------------------------------------------------------------------------------------
+
+
+def with_bias(magnitude: int, as_input: bool = False) -> tuple[ImportedModel, list[np.ndarray]]:
+    """A matmul that waits for its bias more than for the array."""
+    rng = np.random.default_rng(0)
+    value = rng.integers(-magnitude, magnitude + 1, 32).astype(np.int32)
+    value[:2] = magnitude, -magnitude
+    bias = tensor(1, 32, dtype=DType.I32) if as_input else constant(value)
+    product = apply("matmul", tensor(0, 64, 8), constant(bytes_of(rng, 8, 32)))
+    arrays = [bytes_of(rng, 64, 8), *([value] if as_input else [])]
+    return imported(stored(apply("add", product, bias), 0.01)), arrays
+
+
+def bias_rows(model: CompiledModel) -> list[int]:
+    assert isinstance(model, GemminiModel)
+    kernels = model.executor.accelerated.values()
+    return [
+        region.bias_rows for kernel in kernels for region in kernel.header.arguments if region.bytes == 128
+    ]
+
+
+@pytest.mark.parametrize(("magnitude", "rows"), [(100, 1), (9999, 2), (127 + 15 * 127 * 127, 16)])
+def test_a_constant_bias_is_added_by_the_array(magnitude: int, rows: int) -> None:
+    model, arrays = with_bias(magnitude)
+    found = check(model, *arrays, target="gemmini")
+    assert accelerated(found) and bias_rows(found) == [rows]
+
+
+@pytest.mark.parametrize(
+    ("magnitude", "as_input"), [(128 + 15 * 127 * 127, False), (2**31 - 1, False), (99, True)]
+)
+def test_a_bias_that_bytes_may_not_hold_is_loaded(magnitude: int, as_input: bool) -> None:
+    model, arrays = with_bias(magnitude, as_input)
+    found = check(model, *arrays, target="gemmini")
+    assert accelerated(found) and bias_rows(found) == [0]

@@ -78,8 +78,9 @@ def codesign(
     from tilewright.codesign.mapping import Mappings
     from tilewright.codesign.network import Evaluator, Limits, Network
     from tilewright.codesign.problem import layers_of, left_to_host
+    from tilewright.codesign.programs import programs_of, total_cycles
     from tilewright.codesign.report import parameters as parameters_of
-    from tilewright.codesign.report import render
+    from tilewright.codesign.report import render, simulated
     from tilewright.codesign.search import Budget, explore
     from tilewright.hw.gemmini import GemminiMachine
 
@@ -116,14 +117,15 @@ def codesign(
         base, Mappings.joined([library_mapping(layer, base) for layer in network.layers])
     )
     title = f"Co-design of {', '.join(Path(model).stem for model in models)}"
+    programs = programs_of(best)
     result = {
         "models": models,
         "interrupted": found.interrupted,
         "macs_left_to_host": dict(left),
-        **parameters_of(best),
+        **parameters_of(best, programs),
     }
     for path, text in (
-        (output, render(found, title, library)),
+        (output, render(found, title, programs, library)),
         (parameters, json_text.dumps(result, indent=1) + "\n"),
     ):
         try:
@@ -139,17 +141,26 @@ def codesign(
             str(network.layers[index]),
             str(network.layers[index].count),
             f"{best.layer_cycles[index]:,.0f}",
+            simulated(programs[index]),
             f"{importance[index]:.1%}",
             best.mappings.text(index),
         ]
         for index in sorted(range(len(network)), key=lambda index: -importance[index])[:_SHOWN]
     ]
-    print_table("layers by importance", ["layer", "times", "cycles", "importance", "mapping"], rows)
+    print_table(
+        "layers by importance", ["layer", "times", "cycles", "simulated", "importance", "mapping"], rows
+    )
     console.print(
         f"{best.machine.describe()}; {best.area:.2f} mm2, {best.watts():.2f} W; EDP {best.edp:.4g} uJ cycles,"
         f" {library.edp / best.edp:.1f} times better than the default Gemmini with its library's tiling"
         f" ({library.area:.2f} mm2)"
     )
+    cycles = total_cycles(best, programs)
+    if cycles is not None:
+        console.print(
+            f"{best.cycles:,.0f} cycles by the model, {cycles:,.0f} of its programs by the simulator; run them:"
+            f" tilewright compile --target gemmini:{parameters} MODEL"
+        )
     if found.interrupted:
         console.print("interrupted: this is the best so far")
     console.print(f"report: {output}; parameters: {parameters}")

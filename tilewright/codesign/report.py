@@ -14,8 +14,11 @@ from tilewright.codesign.mapping import LEVELS, Hardware, needs
 from tilewright.codesign.model import BOUNDS, Model
 from tilewright.codesign.network import Design
 from tilewright.codesign.problem import LOOPS
+from tilewright.codesign.programs import LayerProgram, total_cycles
 from tilewright.codesign.search import Exploration
 from tilewright.hw.gemmini import KIB, GemminiMachine
+
+Programs = tuple[LayerProgram | None, ...]
 
 _COLOURS = dict(
     zip(LOOPS, ("#8da0cb", "#66c2a5", "#fc8d62", "#e5c494", "#e78ac3", "#a6d854", "#bbbbbb"), strict=True)
@@ -27,9 +30,10 @@ td:first-child,th:first-child{text-align:left}code{font-size:.85em}svg text{font
 """
 
 
-def parameters(design: Design) -> dict[str, Any]:
-    """The parameters of the hardware and its programs. `machine` has the fields of GemminiMachine, `module` has the
-    parameters of the RTL's module that follow from them, and mappings are in the notation of `codesign/mapping.py`."""
+def parameters(design: Design, programs: Programs) -> dict[str, Any]:
+    """The parameters of the hardware and its programs, which `target="gemmini:FILE"` reads. `machine` has the fields of
+    GemminiMachine, `module` has the parameters of the RTL's module that follow from them, and mappings are in the
+    notation of `codesign/mapping.py`."""
     machine = design.machine
     simple = {
         each.name: getattr(machine, each.name)
@@ -47,6 +51,7 @@ def parameters(design: Design) -> dict[str, Any]:
         },
         "area_mm2": design.area,
         "cycles": design.cycles,
+        "simulated_cycles": total_cycles(design, programs),
         "microjoules": design.microjoules,
         "edp": design.edp,
         "layers": [
@@ -59,8 +64,9 @@ def parameters(design: Design) -> dict[str, Any]:
                 "mapping": design.mappings.text(index),
                 "cycles": float(design.layer_cycles[index]),
                 "microjoules": float(design.layer_microjoules[index]),
+                "program": None if program is None else program.fields,
             }
-            for index, layer in enumerate(design.network.layers)
+            for index, (layer, program) in enumerate(zip(design.network.layers, programs, strict=True))
         ],
     }
 
@@ -111,7 +117,7 @@ def bound_by(design: Design) -> np.ndarray:
     return Model.of(design.machine).estimate(design.network.nests, design.mappings, hardware).bound_by
 
 
-def render(found: Exploration, title: str, reference: Design | None = None) -> str:
+def render(found: Exploration, title: str, programs: Programs, reference: Design | None = None) -> str:
     """Render the page. `reference`: a design to compare with, such as the default Gemmini with its library's tiling."""
     best = found.best
     head = [
@@ -141,7 +147,7 @@ def render(found: Exploration, title: str, reference: Design | None = None) -> s
             "<h2>Progress</h2>",
             _history(found),
             "<h2>Layers</h2>",
-            _layers(best),
+            _layers(best, programs),
             "</body></html>\n",
         ]
     )
@@ -200,7 +206,11 @@ def _history(found: Exploration) -> str:
     return f"<table><tr><th>stage<th>seconds<th>evaluations<th>least EDP{rows}</table>"
 
 
-def _layers(design: Design) -> str:
+def simulated(program: LayerProgram | None) -> str:
+    return "-" if program is None or program.cycles is None else f"{program.cycles:,}"
+
+
+def _layers(design: Design, programs: Programs) -> str:
     bound, importance, utilisation = bound_by(design), design.importance, design.utilisation
     rows = []
     for index in np.argsort(-importance):
@@ -208,10 +218,10 @@ def _layers(design: Design) -> str:
         rows.append(
             f"<tr><td>{escape(str(layer))}<br>{_drawn(design, int(index))}<br>"
             f"<code>{escape(design.mappings.text(int(index)))}</code>"
-            f"<td>{layer.count}<td>{design.layer_cycles[index]:,.0f}<td>{design.layer_microjoules[index]:,.1f}"
+            f"<td>{layer.count}<td>{design.layer_cycles[index]:,.0f}<td>{simulated(programs[index])}<td>{design.layer_microjoules[index]:,.1f}"
             f"<td>{importance[index] / 2:.1%}<td>{utilisation[index]:.0%}<td>{escape(BOUNDS[bound[index]])}"
         )
-    head = "<tr><th>layer and mapping<th>times<th>cycles<th>µJ<th>importance<th>array used<th>bound by"
+    head = "<tr><th>layer and mapping<th>times<th>cycles<th>simulated<th>µJ<th>importance<th>array used<th>bound by"
     return f"<table>{head}{''.join(rows)}</table>"
 
 

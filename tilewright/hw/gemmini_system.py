@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
@@ -31,6 +32,8 @@ class GemminiSystem:
     host: CpuMachine
     accelerator: GemminiMachine = field(default_factory=GemminiMachine)
     timing: GemminiTiming = field(default_factory=GemminiTiming)
+    # Of a design that an exploration found: layers and their tilings, in the form of `loops/gemmini/chosen.py`.
+    tilings: tuple[tuple[str, Hashable], ...] = ()
 
     def __post_init__(self) -> None:
         _ = self.accelerator.bus_bytes  # its programs run on the RTL

@@ -50,6 +50,12 @@ def with_producer(call: TaskCall, node: Node, before: TaskCall) -> TaskCall:
     )
 
 
+def with_operand(task: Task, node: Node, other: Node) -> Task:
+    """The task with another value instead of one of its inputs, from which that value is computed."""
+    output = _rebuilt(task.output, {**{each: each for each in task.graph.inputs}, other: other, node: other})
+    return Task(Graph(task.graph.inputs, (output,)), task.constants)
+
+
 def _rebuilt(output: Node, known: dict[Node, Node]) -> Node:
     """The node again, with other operands."""
     made = dict(known)

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
+
+import numpy as np
 
 from tilewright.dtypes import DType
 from tilewright.errors import OptionError
 from tilewright.frontend import ImportedModel
 from tilewright.graph.ir import Node
+from tilewright.graph.op import apply
 from tilewright.graph.task import Partition, Task, TaskCall
 from tilewright.hw import host
 from tilewright.hw.gemmini_system import GemminiSystem, machine_named
 from tilewright.link import Linked
+from tilewright.loops.gemmini.chosen import read_design
 from tilewright.rewrites.base import Observer
-from tilewright.rewrites.calls import reader_counts, with_producer
+from tilewright.rewrites.calls import reader_counts, with_operand, with_producer
 from tilewright.rewrites.pipeline import run_pipeline
+from tilewright.runtime.gemmini.bias import limit, rows_for
 from tilewright.runtime.gemmini.executor import GemminiExecutor, GemminiModel
 from tilewright.runtime.model import CompiledModel
 from tilewright.space.templates.gemmini.accelerated import matched
@@ -55,7 +61,10 @@ class GemminiTarget(ProcessorTarget):
 
     @classmethod
     def named(cls, options: str) -> Target:
-        """The target that the text after "gemmini:" describes."""
+        """The target that the text after "gemmini:" describes: parameters, or the file of a design."""
+        if options.endswith(".json"):
+            machine, tilings = read_design(Path(options))
+            return cls(GemminiSystem(host(), machine, tilings=tilings))
         return cls(GemminiSystem(host(), machine_named(options)))
 
     @property
@@ -98,9 +107,27 @@ class GemminiTarget(ProcessorTarget):
                     made = whole
             calls.append(made)
             writer[made.output] = made
-        result = replace(partition, calls=tuple(calls))
+        result = replace(partition, calls=tuple(map(self._with_bounded_bias, calls)))
         result.check()
         return result
+
+    def _with_bounded_bias(self, call: TaskCall) -> TaskCall:
+        """The call with the bounds of a constant bias in its task, if these let the array add it up."""
+        found = matched(call.task, self.machine.accelerator)
+        biases = [] if found is None else [node for node, role in found.roles.items() if role == "bias"]
+        for node in biases:
+            value = call.inputs[call.task.graph.inputs.index(node)]
+            if value.data is None:
+                continue
+            rows = rows_for(int(np.abs(value.data.astype(np.int64)).max()))
+            if rows > self.machine.accelerator.dim:
+                continue
+            most = limit(rows)
+            task = with_operand(call.task, node, apply("clamp", node, min=-most, max=most))
+            bounded = matched(task, self.machine.accelerator)
+            if bounded is not None and bounded.layer.bias_rows:
+                return replace(call, task=task)
+        return call
 
     def _takes_more(self, whole: TaskCall, call: TaskCall, before: TaskCall) -> bool:
         """Whether the accelerator computes more of both as one task than as two."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilewright.codegen.gemmini.layers import Layer, Placement, Pooling, Tiling
+from tilewright.codegen.gemmini.layers import Buffers, Layer, Placement, Pooling, Tiling
+from tilewright.loops.gemmini.layer import Inner
+from tilewright.runtime.gemmini.bias import decoded, encoded, stored_bytes
 from tilewright.runtime.gemmini.functional import scaled
 from tilewright.runtime.gemmini.isa import (
     ACCUMULATE,
@@ -266,7 +268,7 @@ def layer_memory(layer: Layer, rng: np.random.Generator) -> tuple[np.ndarray, Pl
     sizes = {
         "data": layer.height * layer.width * layer.in_channels,
         "weights": taps * layer.in_channels * layer.out_channels,
-        "bias": 4 * layer.out_channels if layer.bias else 0,
+        "bias": _bias_bytes(layer),
         "residual": layer.rows * layer.cols * layer.out_channels if layer.residual is not None else 0,
         "results": layer.stored[0] * layer.stored[1] * layer.out_channels * (4 if layer.full else 1),
     }
@@ -277,8 +279,15 @@ def layer_memory(layer: Layer, rng: np.random.Generator) -> tuple[np.ndarray, Pl
     dram = rng.integers(0, 256, at).astype(np.uint8)
     if layer.bias:
         values = rng.integers(-9999, 9999, layer.out_channels).astype(np.int32)
-        dram[starts["bias"] : starts["bias"] + sizes["bias"]] = values.view(np.uint8)
+        stored = encoded(values, layer.bias_rows) if layer.bias_rows else values.view(np.uint8)
+        dram[starts["bias"] : starts["bias"] + sizes["bias"]] = stored
     return dram, Placement(**starts), sizes["results"]
+
+
+def _bias_bytes(layer: Layer) -> int:
+    if layer.bias_rows:
+        return stored_bytes(layer.out_channels, layer.bias_rows)
+    return 4 * layer.out_channels if layer.bias else 0
 
 
 def layer_results(layer: Layer, dram: np.ndarray, at: Placement) -> np.ndarray:
@@ -294,7 +303,9 @@ def layer_results(layer: Layer, dram: np.ndarray, at: Placement) -> np.ndarray:
     weights = tensor(at.weights, (*layer.kernel, layer.in_channels, layer.out_channels))
     shape = (layer.rows, layer.cols, layer.out_channels)
     sums = np.zeros(shape, np.int64)
-    if layer.bias:
+    if layer.bias_rows:
+        sums += decoded(dram[at.bias : at.bias + _bias_bytes(layer)], layer.bias_rows)
+    elif layer.bias:
         sums += tensor(at.bias, (layer.out_channels,), np.int32)
     if layer.residual is not None:
         bounds = (-(2**31), 2**31 - 1)
@@ -337,6 +348,7 @@ def random_layer(rng: np.random.Generator, dim: int) -> tuple[Layer, Tiling]:
     padding = tuple(below(kernel[at % 2]) for at in range(4))
     pooling = Pooling(2 + below(2), 1 + below(2), below(2)) if below(3) == 0 else None
     full = pooling is None and below(4) == 0
+    bias = bool(below(2))
     layer = Layer(
         5 + below(5),
         5 + below(2 * dim),
@@ -348,8 +360,12 @@ def random_layer(rng: np.random.Generator, dim: int) -> tuple[Layer, Tiling]:
         relu=bool(below(2)),
         scale=0.01,
         full=full,
-        bias=bool(below(2)),
+        bias=bias,
+        bias_rows=bias * below(4),
         residual=None if below(3) else 3.7,
         pooling=pooling,
     )
-    return layer, Tiling(1 + below(3), 1 + below(6), 1 + below(2), 1 + below(2), 1 + below(2))
+    taps = (1 + below(3), 1 + below(3)) if below(2) else None
+    inner: Inner = "channels" if below(2) else "pixels"
+    buffers = Buffers(*(1 + below(2) for _ in range(3)))
+    return layer, Tiling(1 + below(3), 1 + below(6), 1 + below(2), 1 + below(2), taps, inner, buffers)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tilewright.codegen.gemmini.cycles import simulate
-from tilewright.codegen.gemmini.layers import Tiling, layer_program, matmul
+from tilewright.codegen.gemmini.layers import Buffers, Tiling, layer_program, matmul
 from tilewright.errors import InstructionError
 from tilewright.hw.gemmini import GemminiMachine
 from tilewright.hw.gemmini_timing import GemminiTiming
@@ -49,7 +49,12 @@ def test_a_second_buffer_hides_loads() -> None:
     layer = matmul(256, 64, 512, scale=0.01)
     _, at, _ = layer_memory(layer, np.random.default_rng(0))
     one, two = (
-        simulate(layer_program(layer, Tiling(1, 128, 2, 2, buffers), machine, at), machine)
+        simulate(
+            layer_program(
+                layer, Tiling(1, 128, 2, 2, buffers=Buffers(buffers, buffers, buffers)), machine, at
+            ),
+            machine,
+        )
         for buffers in (1, 2)
     )
     assert one.busy == two.busy and two.total < one.total

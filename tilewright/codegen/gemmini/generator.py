@@ -93,23 +93,25 @@ def _code(kernel: GemminiKernel | TileCall, machine: GemminiSystem) -> bytes | N
 
 def compiled(kernel: GemminiKernel, machine: GemminiSystem) -> tuple[np.ndarray, Header]:
     """The words of one image's program, and the locations of its operands."""
+    accelerator = machine.accelerator
+    found = _form(_timed(kernel.layer), kernel.tiling, accelerator, machine.timing)
+    layer = kernel.layer if found.loops is None else replace(kernel.layer, bias_rows=0)
     regions, at = [], _ALIGNMENT
     for role in kernel.roles:
-        size = kernel.bytes_of(role)
-        regions.append(Region(at, size, kernel.is_per_image(role)))
-        at += -(-size // _ALIGNMENT) * _ALIGNMENT
+        bias_rows = layer.bias_rows if role == "bias" else 0
+        region = Region(at, kernel.bytes_of(role), kernel.is_per_image(role), bias_rows)
+        regions.append(region)
+        at += -(-region.stored // _ALIGNMENT) * _ALIGNMENT
     result = Region(at, kernel.result_bytes, True)
     size = at + kernel.result_bytes
     if size > _MAX_DRAM:
         raise LayerFitError(f"{kernel.name}: {size} bytes of operands are more than {_MAX_DRAM}")
     starts = {role: region.start for role, region in zip(kernel.roles, regions, strict=True)}
-    accelerator = machine.accelerator
     locations = Placement(results=at, **starts)
-    found = _form(_timed(kernel.layer), kernel.tiling, accelerator, machine.timing)
     if found.loops is None:
-        words = layer_words(kernel.layer, kernel.tiling, accelerator, locations)
+        words = layer_words(layer, kernel.tiling, accelerator, locations)
     else:
-        words = encode(matmul_loops(kernel.layer, found.loops, accelerator, locations))
+        words = encode(matmul_loops(layer, found.loops, accelerator, locations))
     header = Header(
         dim=accelerator.dim,
         scratchpad_rows=accelerator.scratchpad_rows,
@@ -154,7 +156,8 @@ def _form(layer: Layer, tiling: Tiling, machine: GemminiMachine, timing: Gemmini
     loops = loop_tiling(layer, machine) if plain else None
     if loops is None:
         return _Form(cycles, None)
-    other = simulate(matmul_loops(layer, loops, machine, at), machine, timing).total
+    of_words = replace(layer, bias_rows=0)
+    other = simulate(matmul_loops(of_words, loops, machine, at), machine, timing).total
     return _Form(cycles, None) if other > cycles else _Form(other, loops)
 
 

@@ -4,15 +4,16 @@ Tensors are channels-last in DRAM: data [row, column, channel], weights [row, co
 channel]. A tile of results stays in the accumulator while input channels are summed:
 
     for each tile of results, output channels:
-        accumulator = bias (+ residual, scaled)
-        for each group of input channels:
-            load the window of the data, load the weights
+        accumulator = bias (+ residual, scaled); of a bias of few rows of bytes, the array adds them up
+        for each group of input channels, rows and columns of the kernel:
+            load the window of the data and the weights, unless a buffer holds them
             for each tap, block of input channels, block of output channels:
                 preload the weights; for each row of pixels: compute
         store, with ReLU, scaling and pooling on the way
 
-With two buffers, the loads of a step are spread over the computes of the step before it. Trailing blocks are padded:
-a load writes zeros in the rest of a row, and only the elements that exist are stored.
+So weights stay while only pixels change from tile to tile, and data while only output channels do. With two buffers,
+the loads of a step are spread over the computes of the step before it. Trailing blocks are padded: a load writes zeros
+in the rest of a row, and only the elements that exist are stored.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import numpy as np
 
 from tilewright.errors import InstructionError, LayerFitError
 from tilewright.loops.gemmini.layer import (
+    Buffers,
     Layer,
     Pooling,
     Span,
@@ -34,6 +36,7 @@ from tilewright.loops.gemmini.layer import (
     needed_rows,
     span_of,
     starts,
+    weight_rows,
 )
 from tilewright.runtime.gemmini.isa import (
     ACCUMULATE,
@@ -52,6 +55,7 @@ from tilewright.runtime.gemmini.words import EMPTY, decode, words
 from tilewright.support.arith import ceil_div
 
 __all__ = [
+    "Buffers",
     "Layer",
     "Placement",
     "Pooling",
@@ -63,6 +67,9 @@ __all__ = [
     "matmul_loops",
     "needed_rows",
 ]
+
+
+Part = tuple[int, int]  # of an axis: its start and length
 
 
 @dataclass(frozen=True)
@@ -80,33 +87,43 @@ class Placement:
     residual_pitch: int = 0
 
 
+class _Buffers:
+    """The memory of one operand: what each of its buffers holds, the one that was used last at the end."""
+
+    def __init__(self, count: int, first: int, rows: int) -> None:
+        self._held: list[tuple[int, object]] = [(first + number * rows, None) for number in range(count)]
+
+    def take(self, wanted: object) -> tuple[int, bool]:
+        """The first row of a tile, and whether it must be loaded."""
+        found = next((at for at, (_, tile) in enumerate(self._held) if tile == wanted), None)
+        row, _ = self._held.pop(found or 0)
+        self._held.append((row, wanted))
+        return row, found is None
+
+
 class _Program:
     def __init__(self, layer: Layer, tiling: Tiling, machine: Array, at: Placement) -> None:
-        if min(tiling.rows, tiling.cols, tiling.in_blocks, tiling.out_blocks) < 1 or tiling.buffers not in (
-            1,
-            2,
-        ):
+        taps, buffers = tiling.kernel(layer), tiling.buffers
+        factors = (tiling.rows, tiling.cols, tiling.in_blocks, tiling.out_blocks, *taps)
+        if min(factors) < 1 or not set(buffers) <= {1, 2}:
             raise LayerFitError(f"a tiling's factors must be at least 1 and its buffers 1 or 2, got {tiling}")
         self.layer, self.tiling, self.at = layer, tiling, at
         self.dim = machine.dim
         stored_rows, stored_cols = layer.stored
         self.row_tiles, self.col_tiles = starts(stored_rows, tiling.rows), starts(stored_cols, tiling.cols)
-        data, _, self.pixels = needed_rows(layer, tiling)
-        self.data_rows = data // tiling.buffers
-        taps = layer.kernel[0] * layer.kernel[1]
-        self.weight_rows = taps * tiling.in_blocks * tiling.out_blocks * self.dim
-        self.acc_rows = self.pixels * tiling.out_blocks
-        self.first_weights = machine.scratchpad_rows - tiling.buffers * self.weight_rows
-        if tiling.buffers * self.data_rows > self.first_weights:
-            raise LayerFitError(
-                f"a tile of {tiling} needs {tiling.buffers * self.data_rows} rows of data and"
-                f" {tiling.buffers * self.weight_rows} of weights; the scratchpad has {machine.scratchpad_rows}"
-            )
-        if tiling.buffers * self.acc_rows > machine.accumulator_rows:
-            raise LayerFitError(
-                f"a tile of {tiling} needs {tiling.buffers * self.acc_rows} rows of results; the accumulator has"
-                f" {machine.accumulator_rows}"
-            )
+        self.taps = taps
+        self.needed = needed_rows(layer, tiling, self.dim)
+        scratchpad, accumulator = self.needed.held(buffers)
+        self.multipliers = machine.scratchpad_rows - self.needed.fixed
+        self.first_weights = self.multipliers - buffers.weights * self.needed.weights
+        for needed, memory, rows in (
+            (scratchpad, "scratchpad", machine.scratchpad_rows),
+            (accumulator, "accumulator", machine.accumulator_rows),
+        ):
+            if needed > rows:
+                raise LayerFitError(
+                    f"{layer.text} in tiles of {tiling}: {needed} rows; the {memory} has {rows}"
+                )
         if (
             layer.pooling
             and max(*(span_of(layer, 0, *tile).count for tile in self.row_tiles), tiling.cols, 0) > 255
@@ -126,13 +143,18 @@ class _Program:
         layer = self.layer
         step_pixels = layer.stride if layer.pointwise else 1
         data_stride = self.data_pitch * step_pixels
+        depth = weight_rows(layer, self.dim)
         parts = [
-            words("config_ex", a_stride=1 if layer.pointwise else layer.stride),
+            words("config_ex", a_stride=layer.data_step),
             words("config_ld", slot=0, stride=data_stride, scale=ONE, block_stride=self._block_stride()),
-            words("config_ld", slot=1, stride=self.weights_pitch, scale=ONE, block_stride=self.dim),
+            words("config_ld", slot=1, stride=self.weights_pitch, scale=ONE, block_stride=depth),
         ]
         if layer.bias:
             parts.append(words("config_ld", slot=2, stride=0, scale=ONE))
+        if layer.bias_rows:
+            first, count = _starts(self.needed.fixed, self.dim, 0)
+            local, cols = self.multipliers + first, layer.bias_rows
+            parts.append(words("mvin3", dram=self.at.bias, local=local, rows=count, cols=cols))
         if layer.pooling is None:
             scale = scale_bits(layer.scale)
             parts.append(words("config_st", stride=self.results_pitch, scale=scale, relu=layer.relu))
@@ -141,47 +163,63 @@ class _Program:
         return np.concatenate(parts)
 
     def _block_stride(self) -> int:
-        return self.data_rows // self.tiling.in_blocks
+        return self.needed.data // self.tiling.in_blocks
 
     def _pipelined(self) -> Iterator[np.ndarray]:
-        """Distribute the loads of a step over the computes of the previous step."""
+        """Distribute the loads of a step over the computes of the previous step, where they have a second buffer."""
         before = EMPTY
-        for loads, computes in self._steps():
-            if self.tiling.buffers == 1:
-                yield loads
-                yield computes
-                continue
-            yield _spread(before, loads)
+        for early, late, computes in self._steps():
+            yield _spread(before, early)
+            yield late
             before = computes
         yield before
 
-    def _steps(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        layer, tiling = self.layer, self.tiling
-        in_blocks, out_blocks = ceil_div(layer.in_channels, self.dim), ceil_div(layer.out_channels, self.dim)
-        step = tile = 0
-        for out in starts(out_blocks, tiling.out_blocks):
-            for row_tile, col_tile in product(self.row_tiles, self.col_tiles):
-                rows, cols = span_of(layer, 0, *row_tile), span_of(layer, 1, *col_tile)
-                acc = ACCUMULATOR | tile % tiling.buffers * self.acc_rows
-                groups = starts(in_blocks, tiling.in_blocks)
-                for at, group in enumerate(groups):
-                    data = step % tiling.buffers * self.data_rows
-                    weights = self.first_weights + step % tiling.buffers * self.weight_rows
-                    loads = [
-                        self._load_data(rows, cols, group, data),
-                        self._load_weights(group, out, weights),
-                    ]
-                    if at == 0:
-                        loads = [*self._load_start(rows, cols, out, acc), *loads]
-                    sizes = (rows.count, cols.count, cols.data_count)
-                    computes = [self._computes(sizes, group, out, data, weights, acc, at == 0)]
-                    if at == len(groups) - 1:
-                        computes += self._store(rows, cols, out, acc)
-                    yield np.concatenate(loads), np.concatenate(computes)
-                    step += 1
-                tile += 1
+    def _tiles(self) -> Iterator[tuple[Part, tuple[Part, Part]]]:
+        """Blocks of output channels; rows and columns."""
+        outs = starts(ceil_div(self.layer.out_channels, self.dim), self.tiling.out_blocks)
+        pixels = list(product(self.row_tiles, self.col_tiles))
+        if self.tiling.inner == "pixels":
+            yield from product(outs, pixels)
+        else:
+            yield from ((out, tile) for tile in pixels for out in outs)
 
-    def _load_data(self, rows: Span, cols: Span, group: tuple[int, int], base: int) -> np.ndarray:
+    def _steps(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Of each step: loads into a second buffer, loads into the only one, and computes."""
+        layer, tiling, needed = self.layer, self.tiling, self.needed
+        data_held = _Buffers(tiling.buffers.data, 0, needed.data)
+        weights_held = _Buffers(tiling.buffers.weights, self.first_weights, needed.weights)
+        groups = starts(ceil_div(layer.in_channels, self.dim), tiling.in_blocks)
+        taps = [starts(extent, size) for extent, size in zip(layer.kernel, self.taps, strict=True)]
+        parts = list(product(groups, *taps))
+        for tile, (out, (row_tile, col_tile)) in enumerate(self._tiles()):
+            acc = ACCUMULATOR | tile % tiling.buffers.results * needed.results
+            for number, (group, row_taps, col_taps) in enumerate(parts):
+                rows = span_of(layer, 0, *row_tile, row_taps)
+                cols = span_of(layer, 1, *col_tile, col_taps)
+                early, late = [EMPTY], [EMPTY]
+                if number == 0:
+                    begins = late if tiling.buffers.results == 1 else early
+                    begins += self._load_start(rows, cols, out, acc)
+                data, missing = data_held.take((row_tile, col_tile, parts[number]))
+                if missing:
+                    loads = late if tiling.buffers.data == 1 else early
+                    loads.append(self._load_data(rows, cols, group, data))
+                weights, missing = weights_held.take((out, parts[number]))
+                if missing:
+                    loads = late if tiling.buffers.weights == 1 else early
+                    loads.append(self._load_weights(group, row_taps, col_taps, out, weights))
+                    if layer.bias_rows and number == 0:
+                        loads.append(self._load_bias_rows(out, weights))
+                sizes = (rows.count, cols.count, cols.data_count)
+                kernel = (row_taps[1], col_taps[1])
+                computes = [self._computes(sizes, kernel, group, out, data, weights, acc, number == 0)]
+                if layer.bias_rows and number == 0:
+                    computes.insert(0, self._add_bias(rows.count * cols.count, out, weights, acc))
+                if number == len(parts) - 1:
+                    computes += self._store(rows, cols, out, acc)
+                yield np.concatenate(early), np.concatenate(late), np.concatenate(computes)
+
+    def _load_data(self, rows: Span, cols: Span, group: Part, base: int) -> np.ndarray:
         layer, dim = self.layer, self.dim
         step = layer.stride if layer.pointwise else 1
         # Axes: blocks of channels, rows, segments of a row, and the parts of a segment: padding, pixels, padding.
@@ -211,31 +249,54 @@ class _Program:
         size = np.broadcast_to(length, shape)
         return words("mvin", dram=dram[wanted], local=local[wanted], rows=size[wanted], cols=every[wanted])
 
-    def _load_weights(self, group: tuple[int, int], out: tuple[int, int], base: int) -> np.ndarray:
+    def _load_weights(self, group: Part, row_taps: Part, col_taps: Part, out: Part, base: int) -> np.ndarray:
         layer, dim = self.layer, self.dim
-        tap = np.arange(layer.kernel[0] * layer.kernel[1])[:, None, None]
+        local = np.arange(row_taps[1] * col_taps[1])[:, None, None]
+        row, col = np.divmod(local, col_taps[1])
+        tap = (row_taps[0] + row) * layer.kernel[1] + col_taps[0] + col
         block = np.arange(group[1])[:, None]
         first, count = _starts(out[1], MAX_BLOCKS, 0)
         channel, start = (group[0] + block) * dim, (out[0] + first) * dim
         return words(
             "mvin2",
             dram=self.at.weights + (tap * layer.in_channels + channel) * self.weights_pitch + start,
-            local=self._weights(base, tap, block, first),
+            local=self._weights(base, local, block, first),
             rows=np.minimum(dim, layer.in_channels - channel),
             cols=np.minimum(count * dim, layer.out_channels - start),
         )
 
     def _weights(self, base: int, tap: np.ndarray, block: np.ndarray, out: np.ndarray) -> np.ndarray:
-        return base + ((tap * self.tiling.in_blocks + block) * self.tiling.out_blocks + out) * self.dim
+        number = (tap * self.tiling.in_blocks + block) * self.tiling.out_blocks + out
+        return base + number * weight_rows(self.layer, self.dim)
 
-    def _load_start(self, rows: Span, cols: Span, out: tuple[int, int], acc: int) -> list[np.ndarray]:
+    def _bias_rows(self, base: int, block: np.ndarray) -> np.ndarray:
+        """Where they are of a block of output channels: behind the weights in their buffer."""
+        layer, tiling = self.layer, self.tiling
+        return base + self.needed.weights - (tiling.out_blocks - block) * layer.bias_rows
+
+    def _load_bias_rows(self, out: Part, base: int) -> np.ndarray:
+        rows = self.layer.bias_rows
+        block, start, channels = self._out_blocks(out, 0)
+        dram = self.at.bias + rows + start
+        return words("mvin2", dram=dram, local=self._bias_rows(base, block), rows=rows, cols=channels)
+
+    def _add_bias(self, pixels: int, out: Part, weights: int, acc: int) -> np.ndarray:
+        rows = self.layer.bias_rows
+        block, _, channels = self._out_blocks(out, 1)
+        first, count = _starts(pixels, self.dim, 0)
+        c = acc + block * self.needed.pixels + first | (0 if self.layer.residual is None else ACCUMULATE)
+        b = self._bias_rows(weights, block)
+        return _multiplied(b, c, rows, channels, np.full_like(first, self.multipliers), count)
+
+    def _load_start(self, rows: Span, cols: Span, out: Part, acc: int) -> list[np.ndarray]:
         """Load the initial values of the sums."""
         layer = self.layer
         parts = []
-        if layer.bias:
+        loads_bias = layer.bias and not layer.bias_rows
+        if loads_bias:
             block, start, channels = self._out_blocks(out, 1)
             pixel, n = _starts(rows.count * cols.count, self.dim, 0)
-            local = acc + block * self.pixels + pixel
+            local = acc + block * self.needed.pixels + pixel
             parts.append(words("mvin3", dram=self.at.bias + start * 4, local=local, rows=n, cols=channels))
         if layer.residual is None:
             return parts
@@ -245,14 +306,14 @@ class _Program:
         r = np.arange(rows.count)[:, None]
         c, n = _starts(cols.count, self.dim, 0)
         pixel = (rows.first + r) * layer.cols + cols.first + c
-        local = acc + block * self.pixels + r * cols.count + c | (ACCUMULATE if layer.bias else 0)
+        local = acc + block * self.needed.pixels + r * cols.count + c | (ACCUMULATE if loads_bias else 0)
         dram = self.at.residual + pixel * self.residual_pitch + start
         parts.append(words("mvin3", dram=dram, local=local, rows=n, cols=channels))
-        if layer.bias:
+        if loads_bias:
             parts.append(words("config_ld", slot=2, stride=0, scale=ONE))
         return parts
 
-    def _out_blocks(self, out: tuple[int, int], axes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _out_blocks(self, out: Part, axes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The blocks of output channels in the tile: their numbers, first channels and sizes, with `axes` trailing axes
         of 1."""
         block = np.arange(out[1]).reshape(-1, *[1] * axes)
@@ -262,19 +323,20 @@ class _Program:
     def _compute(
         self,
         sizes: tuple[int, int, int],
-        group: tuple[int, int],
-        out: tuple[int, int],
+        kernel: tuple[int, int],
+        group: Part,
+        out: Part,
         data: int,
         weights: int,
         acc: int,
-        first_group: bool,
+        first_part: bool,
     ) -> np.ndarray:
         layer, dim = self.layer, self.dim
         rows, cols, pitch = sizes
-        started = layer.bias or layer.residual is not None or not first_group
+        started = layer.bias or layer.residual is not None or not first_part
         # Axes: taps, blocks of input channels, blocks of output channels, runs of pixels.
-        tap = np.arange(layer.kernel[0] * layer.kernel[1])[:, None, None, None]
-        kr, kc = np.divmod(tap, layer.kernel[1])
+        tap = np.arange(kernel[0] * kernel[1])[:, None, None, None]
+        kr, kc = np.divmod(tap, kernel[1])
         block = np.arange(group[1])[:, None, None]
         number, _, channels = self._out_blocks(out, 1)
         if layer.pointwise:
@@ -285,25 +347,19 @@ class _Program:
             r, c = (each.ravel() for each in np.meshgrid(np.arange(rows), c, indexing="ij"))
             n = np.tile(n, rows)
         depth = np.minimum(dim, layer.in_channels - (group[0] + block) * dim)
-        first = np.arange(n.size) == 0
-        b = np.where(first, self._weights(weights, tap, block, number), NONE)
+        b = self._weights(weights, tap, block, number)
         a = data + block * self._block_stride() + c
         if not layer.pointwise:
             a = data + block * self._block_stride() + kc + c * layer.stride + (r * layer.stride + kr) * pitch
         add = np.where(started | (tap > 0) | (block > 0), ACCUMULATE, 0)
-        c_local = acc + number * self.pixels + r * cols + c | add
-        preloads = words("preload", b=b, rows=depth, cols=channels, c=c_local, c_rows=n, c_cols=channels)
-        fields = {"a": a, "rows": n, "cols": depth, "d": np.full(b.shape, NONE)}
-        computes = words("compute_accumulated", **fields)
-        further = np.broadcast_to(first, b.shape).ravel()
-        computes[further, 0] = words("compute_preloaded")[0, 0]
-        return np.stack([preloads, computes], axis=1).reshape(-1, 3)
+        c_local = acc + number * self.needed.pixels + r * cols + c | add
+        return _multiplied(b, c_local, depth, channels, a, n)
 
-    def _store(self, rows: Span, cols: Span, out: tuple[int, int], acc: int) -> list[np.ndarray]:
+    def _store(self, rows: Span, cols: Span, out: Part, acc: int) -> list[np.ndarray]:
         layer, dim = self.layer, self.dim
         width = layer.stored[1]
         block, start, channels = self._out_blocks(out, 2)
-        local = acc + block * self.pixels | (FULL if layer.full else 0)
+        local = acc + block * self.needed.pixels | (FULL if layer.full else 0)
         to = self.at.results + (rows.out * width + cols.out) * self.results_pitch + start * self.element
         if layer.pooling:
             config = words(
@@ -328,6 +384,24 @@ class _Program:
             r, (c, n) = np.arange(rows.count)[:, None], _starts(cols.count, dim, 0)
         dram = to + (r * width + c) * self.results_pitch
         return [words("mvout", dram=dram, local=local + r * cols.count + c, rows=n, cols=channels)]
+
+
+def _multiplied(
+    b: np.ndarray,
+    c: np.ndarray,
+    depth: np.ndarray | int,
+    channels: np.ndarray,
+    a: np.ndarray,
+    count: np.ndarray,
+) -> np.ndarray:
+    """Pairs of a preload and a compute. The last axis is that of pixels: only the first of them needs weights."""
+    first = np.arange(count.size) == 0
+    b = np.where(first, b, NONE)
+    preloads = words("preload", b=b, rows=depth, cols=channels, c=c, c_rows=count, c_cols=channels)
+    none = np.full(np.broadcast_shapes(b.shape, c.shape), NONE)
+    computes = words("compute_accumulated", a=a, rows=count, cols=depth, d=none)
+    computes[np.broadcast_to(first, none.shape).ravel(), 0] = words("compute_preloaded")[0, 0]
+    return np.stack([preloads, computes], axis=1).reshape(-1, 3)
 
 
 def _starts(extent: int, tile: int, axes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -364,8 +438,8 @@ def layer_loops(layer: Layer, tiling: Tiling, machine: Array, at: Placement) -> 
     """A layer by loop instructions, one for each tile of results, over all input channels."""
     if layer.pointwise and layer.stride == 1:
         return matmul_loops(layer, tiling, machine, at)
-    if layer.pooling or layer.residual is not None:
-        raise LayerFitError(f"loop_conv_ws is a convolution with a bias and ReLU, got {layer}")
+    if layer.pooling or layer.residual is not None or layer.bias_rows:
+        raise LayerFitError(f"loop_conv_ws is a convolution with a 32-bit bias and ReLU, got {layer}")
     dim, width = machine.dim, layer.cols
     element = 4 if layer.full else 1
     data_pitch, weights_pitch = at.data_pitch or layer.in_channels, at.weights_pitch or layer.out_channels
@@ -424,8 +498,9 @@ def layer_loops(layer: Layer, tiling: Tiling, machine: Array, at: Placement) -> 
 
 def matmul_loops(layer: Layer, tiling: Tiling, machine: Array, at: Placement) -> list[Instruction]:
     """A matmul by loop instructions: one for each tile of results, over all of K."""
-    if not layer.pointwise or layer.stride != 1 or layer.pooling or layer.residual is not None:
-        raise LayerFitError(f"loop_ws is a matmul with a bias and ReLU, got {layer}")
+    is_matmul = layer.pointwise and layer.stride == 1
+    if not is_matmul or layer.pooling or layer.residual is not None or layer.bias_rows:
+        raise LayerFitError(f"loop_ws is a matmul with a 32-bit bias and ReLU, got {layer}")
     dim, pixels = machine.dim, layer.rows * layer.cols
     tile_rows, tile_cols = ceil_div(tiling.rows * tiling.cols, dim) * dim, tiling.out_blocks * dim
     blocks = ceil_div(layer.in_channels, dim)

@@ -25,8 +25,11 @@ class GemminiKernel:
     @property
     def decisions(self) -> str:
         tile = self.tiling
-        buffers = "two buffers" if tile.buffers == 2 else "one buffer"
-        return f"tiles {tile.rows}x{tile.cols}, {tile.in_blocks} x {tile.out_blocks} blocks, {buffers}"
+        taps = tile.kernel(self.layer)
+        part = "" if taps == self.layer.kernel else f", {taps[0]}x{taps[1]} of the kernel"
+        stays = "weights stay" if tile.inner == "pixels" else "data stay"
+        buffers = f"buffers {tile.buffers.data}+{tile.buffers.weights}+{tile.buffers.results}"
+        return f"tiles {tile.rows}x{tile.cols}, {tile.in_blocks} x {tile.out_blocks} blocks{part}, {stays}, {buffers}"
 
     def bytes_of(self, role: Role) -> int:
         """The bytes of one image."""

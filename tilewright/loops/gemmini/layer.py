@@ -4,8 +4,11 @@ tilings of them, and what of a layer lies under a tile."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from tilewright.errors import LayerFitError
+
+Inner = Literal["pixels", "channels"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,9 @@ class Layer:
     scale: float = 1.0
     full: bool = False  # 32-bit results without scaling
     bias: bool = False  # 32-bit, one for each output channel
+    bias_rows: int = (
+        0  # of bytes that the array adds up to the bias; 0: 32-bit values are loaded for each result
+    )
     residual: float | None = None  # the scale of an 8-bit tensor that is added to the sums
     pooling: Pooling | None = None
 
@@ -49,6 +55,8 @@ class Layer:
             self.full or (self.residual is not None and self.pooling.padding >= self.pooling.size)
         ):
             raise LayerFitError("pooling requires 8-bit results")
+        if self.bias_rows < 0 or (self.bias_rows and not self.bias):
+            raise LayerFitError(f"bias_rows must be 0 without a bias, and at least 0, got {self.bias_rows}")
 
     @property
     def rows(self) -> int:
@@ -71,6 +79,22 @@ class Layer:
         return self.kernel == (1, 1) and self.padding == (0, 0, 0, 0)
 
     @property
+    def data_step(self) -> int:
+        """Rows of the scratchpad from one pixel of data under a window to the next."""
+        return 1 if self.pointwise else self.stride
+
+    @property
+    def text(self) -> str:
+        """For messages."""
+        if self.pointwise and self.stride == 1:
+            rows, channels = self.height * self.width, self.in_channels
+            return f"a matmul of {rows}x{channels} by {channels}x{self.out_channels}"
+        return (
+            f"a {self.kernel[0]}x{self.kernel[1]} convolution with stride {self.stride} of"
+            f" {self.height}x{self.width}x{self.in_channels} to {self.out_channels} channels"
+        )
+
+    @property
     def macs(self) -> int:
         taps = self.kernel[0] * self.kernel[1]
         return self.rows * self.cols * self.in_channels * self.out_channels * taps
@@ -81,15 +105,36 @@ def matmul(m: int, n: int, k: int, **epilogue: object) -> Layer:
     return Layer(1, m, k, n, **epilogue)  # type: ignore[arg-type]
 
 
+class Buffers(NamedTuple):
+    """How many tiles of each tensor have memory: 2 where one is loaded or stored while another is computed with."""
+
+    data: int = 2
+    weights: int = 2
+    results: int = 2
+
+
+TWO_BUFFERS = Buffers()
+
+
 @dataclass(frozen=True)
 class Tiling:
-    """A tile: rows and columns that are stored, and blocks of `dim` channels."""
+    """A tile: rows and columns that are stored, blocks of `dim` channels, and rows and columns of the kernel.
+
+    Tiles of the results follow each other along `inner`: first all pixels with the weights that are there, or first all
+    output channels with the data that are there."""
 
     rows: int
     cols: int
     in_blocks: int = 1
     out_blocks: int = 1
-    buffers: int = 2  # 2: a step is loaded while the step before it computes
+    taps: tuple[int, int] | None = None  # None: the whole kernel
+    inner: Inner = "pixels"
+    buffers: Buffers = TWO_BUFFERS
+
+    def kernel(self, layer: Layer) -> tuple[int, int]:
+        """Rows and columns of the kernel that a step computes at most."""
+        taps = self.taps or layer.kernel
+        return min(taps[0], layer.kernel[0]), min(taps[1], layer.kernel[1])
 
 
 @dataclass(frozen=True)
@@ -105,7 +150,8 @@ class Span:
     data_count: int
 
 
-def span_of(layer: Layer, axis: int, out: int, out_count: int) -> Span:
+def span_of(layer: Layer, axis: int, out: int, out_count: int, taps: tuple[int, int] | None = None) -> Span:
+    """`taps`: the first one and how many, of the kernel along the axis; None: all."""
     results = (layer.rows, layer.cols)[axis]
     first, last, hang = out, out + out_count, 0
     if layer.pooling:
@@ -116,19 +162,56 @@ def span_of(layer: Layer, axis: int, out: int, out_count: int) -> Span:
     count = last - first
     if layer.pointwise:  # data that no window reads is not loaded
         return Span(out, out_count, first, count, hang, first * layer.stride, count)
-    start = first * layer.stride - layer.padding[axis]
-    return Span(out, out_count, first, count, hang, start, (count - 1) * layer.stride + layer.kernel[axis])
+    tap, length = taps or (0, layer.kernel[axis])
+    start = first * layer.stride - layer.padding[axis] + tap
+    return Span(out, out_count, first, count, hang, start, (count - 1) * layer.stride + length)
 
 
-def needed_rows(layer: Layer, tiling: Tiling) -> tuple[int, int, int]:
-    """Rows of the scratchpad for data and for weights, and of the accumulator, of the largest tile, all buffers."""
-    pixels = data = 0
-    for at in starts(layer.stored[0], tiling.rows):
-        for other in starts(layer.stored[1], tiling.cols):
-            rows, cols = span_of(layer, 0, *at), span_of(layer, 1, *other)
-            pixels = max(pixels, rows.count * cols.count)
-            data = max(data, rows.data_count * cols.data_count)
-    return tiling.buffers * data * tiling.in_blocks, tiling.buffers, pixels
+@dataclass(frozen=True)
+class Rows:
+    """Rows that one buffer of each tensor takes of its memory, for the largest tile."""
+
+    data: int
+    weights: int
+    results: int
+    pixels: int  # of the results, in each block of output channels
+    fixed: int = 0  # rows of the scratchpad that a program fills once
+
+    def held(self, buffers: Buffers) -> tuple[int, int]:
+        """Rows of the scratchpad and of the accumulator."""
+        scratchpad = self.fixed + buffers.data * self.data + buffers.weights * self.weights
+        return scratchpad, buffers.results * self.results
+
+
+def needed_rows(layer: Layer, tiling: Tiling, dim: int) -> Rows:
+    taps = tiling.kernel(layer)
+    (rows, data_rows), (cols, data_cols) = (
+        largest(layer, axis, size, taps[axis]) for axis, size in enumerate((tiling.rows, tiling.cols))
+    )
+    of_block = taps[0] * taps[1] * tiling.in_blocks * weight_rows(layer, dim)
+    return Rows(
+        data=data_rows * data_cols * tiling.in_blocks,
+        weights=tiling.out_blocks * (of_block + layer.bias_rows),
+        results=rows * cols * tiling.out_blocks,
+        pixels=rows * cols,
+        fixed=multiplier_rows(layer, dim),
+    )
+
+
+def weight_rows(layer: Layer, dim: int) -> int:
+    """Rows that a block of weights takes of the scratchpad."""
+    return min(dim, layer.in_channels)
+
+
+def multiplier_rows(layer: Layer, dim: int) -> int:
+    """Rows of the scratchpad with what rows of the bias are multiplied by, as far apart as the rows of data."""
+    return (dim - 1) * layer.data_step + 1 if layer.bias_rows else 0
+
+
+def largest(layer: Layer, axis: int, size: int, taps: int) -> tuple[int, int]:
+    """Results and pixels of data along an axis, of the largest tile of so many stored ones."""
+    spans = [span_of(layer, axis, *at, (0, taps)) for at in starts(layer.stored[axis], size)]
+    return max(span.count for span in spans), max(span.data_count for span in spans)
 
 
 def starts(extent: int, tile: int) -> list[tuple[int, int]]:

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from tilewright.errors import CodegenError, TilewrightError
+from tilewright.runtime.gemmini.bias import encoded, stored_bytes
 from tilewright.runtime.gemmini.functional import Functional
 from tilewright.runtime.gemmini.isa import Instruction
 from tilewright.runtime.gemmini.verify import verify_table
@@ -29,11 +30,20 @@ _WORDS = 3 * 8  # bytes of an instruction
 
 
 class Region(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Bytes of DRAM. `per_image`: each image of a batch has its own."""
+    """The bytes of an argument in DRAM. `per_image`: each image of a batch has its own. `bias_rows`: of bytes, as
+    which a 32-bit bias is stored; 0: an argument is stored as it is."""
 
     start: int
     bytes: int
     per_image: bool
+    bias_rows: int = 0
+
+    @property
+    def stored(self) -> int:
+        return stored_bytes(self.bytes // 4, self.bias_rows) if self.bias_rows else self.bytes
+
+    def in_dram(self, argument: np.ndarray) -> np.ndarray:
+        return encoded(argument.view(np.int32), self.bias_rows) if self.bias_rows else argument
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,8 +87,11 @@ class AcceleratorKernel:
             raise CodegenError(f"the program {symbol[:80]!r} does not end with an instruction")
         self._words = np.frombuffer(words, np.uint64).reshape(-1, 3)
         for region in (*self.header.arguments, self.header.result):
-            if region.start < 0 or region.bytes < 0 or region.start + region.bytes > self.header.dram_bytes:
+            least = min(region.start, region.bytes, region.bias_rows)
+            if least < 0 or region.start + region.stored > self.header.dram_bytes:
                 raise CodegenError(f"the program {symbol[:80]!r} has an operand outside its DRAM")
+            if region.bias_rows and region.bytes % 4:
+                raise CodegenError(f"the program {symbol[:80]!r} has a bias that is no 32-bit numbers")
         if min(self.header.dim, self.header.scratchpad_rows, self.header.accumulator_rows) < 1:
             raise CodegenError(f"the program {symbol[:80]!r} is for an impossible machine")
 
@@ -120,7 +133,8 @@ class AcceleratorKernel:
             for array, region in zip(arrays, header.arguments, strict=False):
                 if region.per_image or image == 0:
                     first = image * region.bytes if region.per_image else 0
-                    dram[region.start : region.start + region.bytes] = array[first : first + region.bytes]
+                    argument = array[first : first + region.bytes]
+                    dram[region.start : region.start + region.stored] = region.in_dram(argument)
             Functional(header, dram).execute(self.program)
             found = dram[header.result.start : header.result.start + header.result.bytes]
             arrays[-1][image * found.size : (image + 1) * found.size] = found

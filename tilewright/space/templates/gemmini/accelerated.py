@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tilewright.errors import LayerFitError
@@ -10,8 +10,9 @@ from tilewright.graph.ir import Graph, Node
 from tilewright.graph.task import Task
 from tilewright.hw.gemmini import GemminiMachine
 from tilewright.hw.gemmini_system import GemminiSystem
+from tilewright.loops.gemmini.chosen import tiling_for
 from tilewright.loops.gemmini.kernel import GemminiKernel
-from tilewright.loops.gemmini.tiling import default_tiling, estimated_cycles
+from tilewright.loops.gemmini.tiling import estimated_cycles, with_bias_stored
 from tilewright.space.implementation import Implementation, Kernel, SubTask, cut
 from tilewright.space.space import Config, Space
 from tilewright.space.template import Applied, Template, Work
@@ -43,11 +44,12 @@ def _matched(task: Task, machine: GemminiMachine) -> Match | None:
     found = match(task, machine)
     if found is None:
         return None
+    if _cut(task, found) is None:
+        return None
     try:
-        default_tiling(found.layer, machine)
+        return replace(found, layer=with_bias_stored(found.layer, machine))
     except LayerFitError:
         return None
-    return found if _cut(task, found) is not None else None
 
 
 def _cut(task: Task, found: Match) -> tuple[list[SubTask], int] | None:
@@ -115,9 +117,9 @@ class _Accelerated:
         return all(applied is not None for applied in self._host.values())
 
     def terms(self, config: Config) -> Cycles:
-        machine = self.work.machine.accelerator
-        layer = self.found.layer
-        return Cycles(self.found.images * estimated_cycles(layer, default_tiling(layer, machine), machine))
+        system, layer = self.work.machine, self.found.layer
+        cycles = estimated_cycles(layer, tiling_for(layer, system), system.accelerator)
+        return Cycles(self.found.images * cycles)
 
     def program(self, config: Config) -> Implementation:
         subtasks, own = self._subtasks
@@ -139,7 +141,7 @@ class _Accelerated:
         return GemminiKernel(
             name=subtask.task.label,
             layer=found.layer,
-            tiling=default_tiling(found.layer, self.work.machine.accelerator),
+            tiling=tiling_for(found.layer, self.work.machine),
             roles=tuple(found.roles[node] for node in subtask.operands),
             images=found.images,
             own_weights=found.own_weights,

@@ -25,6 +25,7 @@ from tilewright.hw.gemmini import GemminiMachine
 from tilewright.hw.gemmini_intrinsics import multiply
 from tilewright.loops.gemmini.kernel import Role
 from tilewright.loops.gemmini.layer import Layer, Pooling
+from tilewright.runtime.gemmini.bias import limit, rows_for
 from tilewright.space.contraction import contraction_of
 from tilewright.space.mapping import mappings
 from tilewright.space.template import normal_form
@@ -192,8 +193,10 @@ def _with_sums(graph: Graph, found: Match) -> Match:
         is_bias = other.type.size == channels and other.shape[-1:] == (channels,)
         roles: dict[Node, Role]
         taken: tuple[Node, ...] = (reader,)
-        if is_bias and other.is_input and not layer.bias and not found.own_weights:
-            layer, roles = replace(layer, bias=True), {other: "bias"}
+        if is_bias and not layer.bias and not found.own_weights and (bias := _bias(graph, other)) is not None:
+            source, rows, nodes = bias
+            layer, roles = replace(layer, bias=True, bias_rows=rows), {source: "bias"}
+            taken = (*nodes, reader)
         elif layer.residual is None and (residual := _residual(graph, other)) is not None:
             scale, source, nodes = residual
             if source.shape != last.shape or not source.is_input:
@@ -203,6 +206,17 @@ def _with_sums(graph: Graph, found: Match) -> Match:
             break
         found = replace(found, layer=layer, taken=(*found.taken, *taken), roles={**found.roles, **roles})
     return found
+
+
+def _bias(graph: Graph, node: Node) -> tuple[Node, int, tuple[Node, ...]] | None:
+    """The bias as it is stored, the rows of bytes that hold it if it is bounded, and the nodes between."""
+    if node.is_input:
+        return node, 0, ()
+    if node.op != "clamp" or not node.inputs[0].is_input or len(graph.users()[node]) > 1:
+        return None
+    low, high = node.attrs["min"], node.attrs["max"]
+    rows = 0 if high is None else rows_for(int(high))
+    return (node.inputs[0], rows, (node,)) if rows and (low, high) == (-limit(rows), limit(rows)) else None
 
 
 def _residual(graph: Graph, node: Node) -> tuple[float, Node, tuple[Node, ...]] | None:

@@ -239,7 +239,7 @@ def compiler(shapes: int = 8, kernels: int = 12) -> list[str]:
     from pipelining import SHAPES, task_of
     from tilewright.cost.predictor import all_seconds, nominal
     from tilewright.hw.gpu import H200
-    from tilewright.loops.passes.load_and_use import Accesses, pipelines
+    from tilewright.loops.passes.load_and_use import ProgramAccesses, pipelines
     from tilewright.loops.passes.pipeline import planned
     from tilewright.space.sketches.cuda.pipeline import REGISTER_STAGES
     from tilewright.space.sketches.cuda.tensorised import Tensorised
@@ -264,7 +264,7 @@ def compiler(shapes: int = 8, kernels: int = 12) -> list[str]:
             stages |= {f"{name}_held": REGISTER_STAGES for name in tiles}
             gc.collect()  # of what came before
             begin = time.process_time()
-            known = Accesses(made.unpipelined)
+            known = ProgramAccesses(made.unpipelined)
             planned(known, stages, fused=bool(config["fused"]), synchronous=tiles).program()
             pipelines(known, stages)
             spent.append(time.process_time() - begin)

@@ -15,7 +15,7 @@ from tilewright.errors import KernelTypeError
 from tilewright.tile.frontend.builder import Builder, promote
 from tilewright.tile.frontend.scans import associative_scan, reduce
 from tilewright.tile.ir import Block, For, If, TileType, Value, While
-from tilewright.tile.ops import pointer_to
+from tilewright.tile.pointers import pointer_to
 
 UNSIGNED = (DType.U8, DType.U16, DType.U32, DType.U64)
 TYPES = (DType.F32, DType.I32, DType.I16, *UNSIGNED, DType.F16, DType.BF16, DType.BOOL)

@@ -19,7 +19,8 @@ from tilewright.tile.frontend.builder import Builder, promote
 from tilewright.tile.frontend.language import SCALAR_FUNCTIONS
 from tilewright.tile.interpret import interpret
 from tilewright.tile.ir import Block, Op, TileProgram, TileType, Value
-from tilewright.tile.ops import OPS, broadcast_shapes, pointer_to
+from tilewright.tile.ops import OPS, broadcast_shapes
+from tilewright.tile.pointers import pointer_to
 from tilewright.tile.verify import verify_tile_program
 
 SIZES = st.sampled_from([1, 2, 4, 8])

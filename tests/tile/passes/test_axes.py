@@ -17,8 +17,8 @@ from tilewright.tile.interpret import _Instance
 from tilewright.tile.ir import Block, For, Op, Pointer, TileProgram, TileType, Value, walk
 from tilewright.tile.kernel import tensor_argument
 from tilewright.tile.memory import Memory
-from tilewright.tile.ops import BlockAddress, pointer_to
 from tilewright.tile.passes.axes import AxisInfo, BlockInfo, analyse_axes, block_pointer_axes
+from tilewright.tile.pointers import BlockAddress, pointer_to
 
 _SIZES = (1, 2, 4, 8, 16)
 Grid = tuple[int, int, int]

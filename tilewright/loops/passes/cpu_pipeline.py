@@ -41,7 +41,7 @@ from tilewright.loops.ir import (
     walk_stmts,
 )
 from tilewright.loops.passes.accesses import expressions
-from tilewright.loops.passes.load_and_use import Accesses
+from tilewright.loops.passes.load_and_use import ProgramAccesses
 from tilewright.loops.passes.pipeline import pipeline
 from tilewright.te.index import coefficient, linear, simplify
 
@@ -49,7 +49,7 @@ NEAR = 1024  # bytes between the loads of two iterations that hardware prefetche
 MAX_LINES = 8  # maximum prefetches of one load in an iteration
 
 
-def double_buffered(program: Program | Accesses, stages: Mapping[str, int]) -> Program:
+def double_buffered(program: Program | ProgramAccesses, stages: Mapping[str, int]) -> Program:
     """The program with tiles filled for later iterations, in this many copies. Raises PipelineError with the reason."""
     made = pipeline(program, stages, synchronous=list(stages))
     return replace(made, body=_without_waits(made.body))

@@ -55,14 +55,14 @@ class Access(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Accesses:
+class ProgramAccesses:
     """All accesses of a program, collected once for every question about its buffers."""
 
     program: Program
 
     @staticmethod
-    def of(program: Program | Accesses) -> Accesses:
-        return program if isinstance(program, Accesses) else Accesses(program)
+    def of(program: Program | ProgramAccesses) -> ProgramAccesses:
+        return program if isinstance(program, ProgramAccesses) else ProgramAccesses(program)
 
     @cached_property
     def all(self) -> tuple[Access, ...]:
@@ -149,10 +149,10 @@ class LoadAndUse:
     carried: tuple[For, ...] = ()  # those of `around`, outermost first, over which a pipeline may be counted
 
 
-def load_and_use(program: Program | Accesses, name: str, synchronous: bool = False) -> LoadAndUse:
+def load_and_use(program: Program | ProgramAccesses, name: str, synchronous: bool = False) -> LoadAndUse:
     """The load-and-use loop of a local buffer. Raises PipelineError with the reason if no loop allows pipelining.
     `synchronous`: also accept a buffer that stores fill; its tiles are then computed ahead, which saves barriers."""
-    known = Accesses.of(program)
+    known = ProgramAccesses.of(program)
     buffer = _local(known, name)
     filling, using = known.filling(buffer), known.using(buffer)
     if buffer in known.aliased:
@@ -185,9 +185,9 @@ def load_and_use(program: Program | Accesses, name: str, synchronous: bool = Fal
     return LoadAndUse(buffer, loop, around, producers, consumers, sources, carried)
 
 
-def pipelinable(program: Program | Accesses) -> dict[str, LoadAndUse | PipelineError]:
+def pipelinable(program: Program | ProgramAccesses) -> dict[str, LoadAndUse | PipelineError]:
     """For each local buffer, its load-and-use loop or the reason why it has none."""
-    known = Accesses.of(program)
+    known = ProgramAccesses.of(program)
     found: dict[str, LoadAndUse | PipelineError] = {}
     for name in known.local:
         try:
@@ -197,7 +197,7 @@ def pipelinable(program: Program | Accesses) -> dict[str, LoadAndUse | PipelineE
     return found
 
 
-def pipelines(program: Program | Accesses, stages: Mapping[str, int]) -> str:
+def pipelines(program: Program | ProgramAccesses, stages: Mapping[str, int]) -> str:
     """For `explain`: the local buffers of an unpipelined program that these stages pipeline, those that could be
     pipelined, and why the rest cannot be."""
     done = [f"{name} x {count}" for name, count in stages.items() if count > 1]
@@ -217,11 +217,11 @@ def pipelines(program: Program | Accesses, stages: Mapping[str, int]) -> str:
 
 
 def check_synchronisation(
-    program: Program | Accesses, found: Collection[LoadAndUse], stages: Mapping[str, int]
+    program: Program | ProgramAccesses, found: Collection[LoadAndUse], stages: Mapping[str, int]
 ) -> None:
     """Check the order of waits. Copies are awaited in the order of their groups, whatever they fill. So all copies
     inside a pipelined loop must belong to its one pipeline, and all others must be complete before it begins."""
-    known = Accesses.of(program)
+    known = ProgramAccesses.of(program)
     for each in found:
         if each.buffer.scope is Scope.REGISTER:
             continue
@@ -248,7 +248,7 @@ def check_synchronisation(
         _check_complete_before(known, each)
 
 
-def _check_complete_before(known: Accesses, each: LoadAndUse) -> None:
+def _check_complete_before(known: ProgramAccesses, each: LoadAndUse) -> None:
     pending: Buffer | None = None
     for path, stmt, _, _ in known.all:
         if _inside(path, each.loop):
@@ -268,7 +268,7 @@ def _refused(buffer: Buffer, why: str) -> PipelineError:
     return PipelineError(f"pipeline: {buffer.name}: {why}")
 
 
-def _local(known: Accesses, name: str) -> Buffer:
+def _local(known: ProgramAccesses, name: str) -> Buffer:
     if name not in known.local:
         raise PipelineError(
             f"pipeline: the buffer must be one of {', '.join(known.local) or '(none)'}, got {name}",
@@ -330,7 +330,9 @@ def _branches(access: Access, loop: For) -> list[If]:
     return [each for each in access.path[start + 1 :] if isinstance(each, If)]
 
 
-def _check_independent(known: Accesses, buffer: Buffer, loop: For, filling: Collection[Access]) -> None:
+def _check_independent(
+    known: ProgramAccesses, buffer: Buffer, loop: For, filling: Collection[Access]
+) -> None:
     """Check that filling the buffer gives the same data whenever it runs: it reads nothing that the loop writes."""
     changing = {each.target[0] for each in known.inside(loop) if each.target is not None}
     for each in filling:

@@ -60,14 +60,19 @@ from tilewright.loops.ir import (
     nest,
 )
 from tilewright.loops.passes.accesses import Placed, children, leaf_statements
-from tilewright.loops.passes.load_and_use import Accesses, LoadAndUse, check_synchronisation, load_and_use
+from tilewright.loops.passes.load_and_use import (
+    LoadAndUse,
+    ProgramAccesses,
+    check_synchronisation,
+    load_and_use,
+)
 from tilewright.te.index import simplify
 
 WRITTEN_OUT = 32  # maximum iterations of a register loop that are all written out
 
 
 def pipeline(
-    program: Program | Accesses,
+    program: Program | ProgramAccesses,
     stages: Mapping[str, int],
     *,
     fused: bool = True,
@@ -81,7 +86,7 @@ def pipeline(
 
 
 def planned(
-    program: Program | Accesses,
+    program: Program | ProgramAccesses,
     stages: Mapping[str, int],
     *,
     fused: bool = True,
@@ -89,7 +94,7 @@ def planned(
     capacity: int | None = None,
 ) -> Pipelining:
     """What `pipeline` does, before it is done."""
-    known = Accesses.of(program)
+    known = ProgramAccesses.of(program)
     wanted = {name: count for name, count in stages.items() if count != 1}
     found = [load_and_use(known, name, name in synchronous) for name in wanted]
     for each in found:
@@ -420,7 +425,7 @@ def _check_count(each: LoadAndUse, stages: int) -> None:
         )
 
 
-def _check_capacity(known: Accesses, stages: Mapping[str, int], capacity: int | None) -> None:
+def _check_capacity(known: ProgramAccesses, stages: Mapping[str, int], capacity: int | None) -> None:
     if capacity is None:
         return
     held = {

@@ -26,7 +26,7 @@ from tilewright.hw.intrinsics import HasFeatures, Intrinsic, intrinsic_named
 from tilewright.hw.memory import LOOP_SCOPES, Scope
 from tilewright.loops.ir import Program
 from tilewright.loops.passes.cpu_pipeline import double_buffered
-from tilewright.loops.passes.load_and_use import Accesses, pipelines
+from tilewright.loops.passes.load_and_use import ProgramAccesses, pipelines
 from tilewright.loops.passes.pipeline import pipeline as pipelined
 from tilewright.loops.passes.virtual_threads import is_virtual, virtual_threads
 from tilewright.loops.schedule.begin import begin
@@ -91,7 +91,7 @@ class Schedule:
         check_complete(nest)
         program = lower(nest, decisions or summary(self.trace), asynchronous=on_gpu)
         if nest.stages:
-            known, stages = Accesses(program), dict(nest.stages)
+            known, stages = ProgramAccesses(program), dict(nest.stages)
             made = pipelined(known, stages) if on_gpu else double_buffered(known, stages)
             # Without a pipeline, its tiles are stored, and nothing waits for copies.
             plain = lower(replace(nest, stages=()), program.decisions, asynchronous=True) if on_gpu else None

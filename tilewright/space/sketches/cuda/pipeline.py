@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from tilewright import te
 from tilewright.loops.ir import Await, Commit, For, Kind, Program, Stmt, block
-from tilewright.loops.passes.load_and_use import Accesses, pipelines
+from tilewright.loops.passes.load_and_use import ProgramAccesses, pipelines
 from tilewright.loops.passes.pipeline import planned
 from tilewright.loops.tiling import with_values
 from tilewright.space.sketches.cuda.fetch import Fetched
@@ -52,7 +52,7 @@ def pipelined(
     counts = dict.fromkeys(registers, REGISTER_STAGES)
     if stages > 1:
         counts |= {operand.name: stages for operand in operands}
-    known = Accesses(program)
+    known = ProgramAccesses(program)
     plan = planned(known, counts, fused=fused, synchronous=computed)
     words = [f"{stages} stages"] if stages > 1 else ["no pipeline"] if not registers else []
     words += ["registers a step ahead" + (", fused" if plan.is_fused else "")] if registers else []

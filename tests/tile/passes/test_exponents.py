@@ -22,6 +22,8 @@ def softmaxes(x, out, WHICH: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
     weight = tl.exp(value - put_back) if WHICH != "powers" else tl.exp(2.0 * (value - put_back))
     if WHICH == "weights":
         tl.store(out + at, weight)
+    if WHICH == "other axis":
+        tl.store(out + tl.arange(0, N), tl.sum(weight, axis=0))
     total = tl.sum(weight, axis=0 if WHICH == "columns" else 1)
     tl.store(out + at, weight / (total[None, :] if WHICH == "columns" else total[:, None]))
 
@@ -42,7 +44,7 @@ def parts(which: str) -> tuple[dict[Value, Op], dict[Value, list[object]], TileP
 @pytest.mark.parametrize(
     ("which", "bounded", "ignores"),
     [("rows", True, True), ("columns", True, True), ("stored", True, False), ("weights", True, False),
-     ("crossed", False, False), ("powers", None, False)],
+     ("other axis", True, False), ("crossed", False, False), ("powers", None, False)],
 )  # fmt: skip
 def test_a_softmax_is_found(which: str, bounded: bool | None, ignores: bool) -> None:
     made, users, program = parts(which)

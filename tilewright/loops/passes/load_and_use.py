@@ -181,7 +181,8 @@ def load_and_use(program: Program | ProgramAccesses, name: str, synchronous: boo
             buffer, f"loop {loop.var.name} reads it before it fills it: it holds data of the iteration before"
         )
     sources = frozenset(source for each in filling for source in each.reads if source != buffer)
-    carried = _carried(loop, around, filling)
+    # A register pipeline is written out in the loop that it carries over; several loops at once would be too long.
+    carried = () if buffer.scope is Scope.REGISTER else _carried(loop, around, filling)
     return LoadAndUse(buffer, loop, around, producers, consumers, sources, carried)
 
 

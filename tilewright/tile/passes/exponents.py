@@ -54,17 +54,18 @@ def may_ignore_nan(made: Made, users: Users, op: Op) -> bool:
         for power in users.get(shifted.results[0], ()):
             if not isinstance(power, Op) or power.name != "exp":
                 return False
-            if not all(_is_nan_anyway(made, each, power) for each in users.get(power.results[0], ())):
+            if not all(_is_nan_anyway(made, each, power, op) for each in users.get(power.results[0], ())):
                 return False
     return True
 
 
-def _is_nan_anyway(made: Made, user: object, power: Op) -> bool:
-    """Whether a user of the exponentials of a softmax is NaN in a whole row if one of them is."""
+def _is_nan_anyway(made: Made, user: object, power: Op, most: Op) -> bool:
+    """Whether a user of the exponentials of a softmax is NaN in a whole row of the maximum if one of them is."""
     if not isinstance(user, Op):
         return False
     if user.name == "reduce":
-        return bool(user.settings["kind"] == "sum")
+        axes = {each.settings["axis"] % _rank(each.operands[0]) for each in (user, most)}
+        return bool(user.settings["kind"] == "sum") and len(axes) == 1
     if user.name != "div" or not sums_exponentials(made, user.operands[1]):
         return False
     total = _reduced_there(made, user.operands[1])

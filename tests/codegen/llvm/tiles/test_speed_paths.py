@@ -295,6 +295,47 @@ def test_loops_in_parts_do_what_masks_say(columns: int, first: int) -> None:
 
 
 @tilewright.kernel
+def wrapping(out, big, n, FORM: tl.constexpr, N: tl.constexpr):
+    at = tl.arange(0, N)
+    if FORM == "sum":
+        index = big + at
+    elif FORM == "narrowed":
+        index = (at.to(tl.int64) + big).to(tl.int32)
+    else:
+        index = at.to(tl.int16 if FORM == "int16" else tl.int8 if FORM == "int8" else tl.int1).to(tl.int32)
+    tl.store(out + at, 1.0, mask=index < n)
+
+
+@pytest.mark.parametrize("form", ["sum", "narrowed", "int16", "int8", "int1"])
+def test_indices_that_wrap_around_are_masked_as_they_are(form: str) -> None:
+    """A bound may hold again behind the element where an index wraps around."""
+    for size in (64, 512):
+        for big, n in ((2**31 - 20, 2**31 - 10), (2**31 - 300, 2**31 - 10), (2**31 - 20, 10), (0, 100)):
+            found, wanted = np.zeros((2, size), np.float32)
+            wrapping[1](found, big, n, FORM=form, N=size)
+            wrapping.interpret[1](wanted, big, n, FORM=form, N=size)
+            np.testing.assert_array_equal(found, wanted)
+
+
+@tilewright.kernel
+def summed_across(x, out, AXIS: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
+    value = tl.load(x + tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :])
+    most = tl.max(value, axis=AXIS)
+    weight = tl.exp(value - (most[None, :] if AXIS == 0 else most[:, None]))
+    tl.store(out + tl.arange(0, M if AXIS == 0 else N), tl.sum(weight, axis=1 - AXIS))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_nan_reaches_sums_across_the_axis_of_the_maximum(axis: int) -> None:
+    x = np.random.default_rng(0).standard_normal((16, 64)).astype(np.float32)
+    x[3, 5] = np.nan
+    found, wanted = np.zeros((2, 16 if axis == 0 else 64), np.float32)
+    summed_across[1](x, found, AXIS=axis, M=16, N=64)
+    summed_across.interpret[1](x, wanted, AXIS=axis, M=16, N=64)
+    assert np.isnan(wanted).all() and np.isnan(found).all()
+
+
+@tilewright.kernel
 def softmax_and_maximum(x, out, top, columns, KEEPS: tl.constexpr, BLOCK: tl.constexpr):
     n = tl.arange(0, BLOCK)
     value = tl.load(x + n, mask=n < columns, other=-float("inf"))

@@ -59,7 +59,9 @@ class Bounds(Expressions):
         if op.name in ("broadcast", "expand_dims"):
             return 0 if self.loses_lanes(op) else self.lane_step(op.operands[0])
         if op.name == "cast":
-            return self.lane_step(op.operands[0]) if not tile_type(op.operands[0]).dtype.is_float else None
+            step = self.lane_step(op.operands[0])
+            spaced = {tile_type(each).element for each in (op.operands[0], value)} <= set(SPACED)
+            return step if spaced or step == 0 else None
         if op.name in ("add", "sub", "addptr", "mul"):
             steps = [self.lane_step(each) for each in op.operands]
             if None in steps:
@@ -117,6 +119,8 @@ class Bounds(Expressions):
                 body(at, unroll)
             return
         count = self._count(bounds, extent)
+        is_cut = bounds.keys() <= self._conjuncts(mask)
+        wraps = self._wraps(bounds, extent) if is_cut else None
         self.memo = {}
         if extent <= step:
             whole = builder.icmp_signed(">=", count, I64(extent))
@@ -134,8 +138,9 @@ class Bounds(Expressions):
             with self.loop(builder.sub(whole, unrolled), lanes) as at, self._holding(bounds):
                 body(builder.add(unrolled, at, flags=("nsw", "nuw")), 1)
         end: ir.Value = I64(extent)
-        if bounds.keys() <= self._conjuncts(mask):
+        if wraps is not None:
             end = builder.and_(builder.add(above, I64(lanes - 1)), I64(-lanes))
+            end = builder.select(wraps, I64(extent), end)
         with self.loop(builder.sub(end, whole), lanes) as at:
             body(builder.add(whole, at, flags=("nsw", "nuw")), 1)
 
@@ -179,6 +184,30 @@ class Bounds(Expressions):
         if not any(index is start for index in location.index):
             return location.axis < 0 and None not in steps
         return location.axis == len(location.index) - 1 and steps in ((1, 0), (0, 0))
+
+    def _wraps(self, bounds: dict[Value, Location], extent: int) -> ir.Value:
+        """Whether an index in the bounds wraps around in the row: a bound may hold again after that."""
+        builder = self.builder
+        found: ir.Value = ir.Constant(ir.IntType(1), 0)
+        waiting = [(self.env[value].op.operands[0], location) for value, location in bounds.items()]
+        while waiting:
+            value, location = waiting.pop()
+            known, step = self.env.get(value), self.lane_step(value)
+            if not isinstance(known, Lazy) or not step:
+                continue
+            if known.op.name in ("add", "sub", "cast"):
+                dtype = tile_type(value).dtype
+                first = self.convert(self.at(value, location).value, dtype, DType.I64)
+                far = step * (extent - 1)
+                limit = 2 ** (8 * dtype.bytes - 1)
+                if far > 0:
+                    beyond = builder.icmp_signed(">", first, I64(limit - 1 - far))
+                else:
+                    beyond = builder.icmp_signed("<", first, I64(-limit - far))
+                found = builder.or_(found, beyond)
+            tiles = [each for each in known.op.operands if isinstance(each.type, TileType)]
+            waiting += [(each, self.below(known.op, each, location)) for each in tiles]
+        return found
 
     def _conjuncts(self, mask: Value | None) -> set[Value]:
         """Comparisons without which a mask is false."""

@@ -123,6 +123,12 @@ def test_a_model_runs_on_its_design(
     assert any("tiles 1x3" in header.decisions for header in headers)
 
 
+def _with_tiling(**changed: object) -> str:
+    tiling = {"rows": 1, "cols": 1, "in_blocks": 1, "out_blocks": 1, "taps": None, "inner": "pixels"}
+    tiling |= {"buffers": [2, 2, 2], **changed}
+    return json.dumps({"machine": {}, "layers": [{"program": {"shape": "", "tiling": tiling}}]})
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -131,6 +137,16 @@ def test_a_model_runs_on_its_design(
         ('{"machine": {"dim": 4}}', "holds no design"),
         ('{"machine": {"sides": 4}, "layers": []}', "holds no design"),
         ('{"machine": {}, "layers": [{"program": {"shape": "", "tiling": {}}}]}', "holds no design"),
+        *(
+            (_with_tiling(**{name: value}), said)
+            for name, value, said in [
+                ("taps", [], "two numbers"),
+                ("taps", [1, 1, 1], "two numbers"),
+                ("taps", [0, 1], "positive integers"),
+                ("buffers", [3, 2, 2], "one or two buffers"),
+                ("inner", "rows", "'pixels' or 'channels'"),
+            ]
+        ),
     ],
 )
 def test_a_file_without_a_design(tmp_path: Path, text: str, said: str) -> None:

@@ -97,6 +97,23 @@ def test_registers_of_a_long_loop_are_loaded_in_turns() -> None:
         np.testing.assert_array_equal(interpret_program(made, [values]), values.sum(0))
 
 
+def test_a_loop_of_registers_in_another_loop_begins_anew() -> None:
+    """Its prologue and its rest are written out for one loop: the outer one does not count with it."""
+    for rows in (5, 71):
+        outer, long = te.Var("o", 3), te.Var("k", rows)
+        x = Buffer("x", F32, 3 * rows * WIDTH)
+        load = Store(p.HELD, v, te.Load(x, ((outer * rows + long) * WIDTH + t * LANES + v,)))
+        use = Store(p.ACC, v, te.call("add", te.Load(p.ACC, (v,)), te.Load(p.HELD, (v,))))
+        body = For(outer, Kind.SERIAL, For(long, Kind.SERIAL, block(p.lanes(load), p.lanes(use))))
+        stmts = block(p.lanes(Store(p.ACC, v, te.const(0.0, F32))), body)
+        program = Program("nested", (x, p.OUT), block(p.threads(stmts), p.written()))
+        values = np.random.default_rng(0).integers(-8, 8, (3 * rows, WIDTH)).astype(np.float32)
+        for stages in (2, 3):
+            made = pipeline(program, {"held": stages})
+            verify_program(made)
+            np.testing.assert_array_equal(interpret_program(made, [values]), values.sum(0))
+
+
 def test_stages_of_one_change_nothing() -> None:
     assert pipeline(p.sums(), {"tile": 1}) == p.sums()
 

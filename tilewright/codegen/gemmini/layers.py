@@ -131,6 +131,10 @@ class _Program:
             raise LayerFitError(f"pooling requires tiles of at most 255 rows and columns, got {tiling}")
         self.data_pitch = at.data_pitch or layer.in_channels
         self.weights_pitch = at.weights_pitch or layer.out_channels
+        if layer.bias_rows and self.weights_pitch != layer.out_channels:
+            raise LayerFitError(
+                f"{layer.text}: rows of a bias are loaded as dense weights are, got other weights"
+            )
         element = 4 if layer.full else 1
         self.element = element
         self.results_pitch = at.results_pitch or layer.out_channels * element

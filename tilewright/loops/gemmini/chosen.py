@@ -41,10 +41,16 @@ def tiling_of(fields: Mapping[str, Any]) -> Tiling:
     buffers = Buffers(*fields["buffers"])
     if inner not in ("pixels", "channels"):
         raise ValueError(f"inner must be 'pixels' or 'channels', got {inner!r}")
+    if taps is not None and len(taps) != 2:
+        raise ValueError(f"taps must be two numbers or null, got {taps!r}")
     for each in (rows, cols, in_blocks, out_blocks, *(taps or ()), *buffers):
         if type(each) is not int or each < 1:
             raise ValueError(f"a tiling has positive integers, got {each!r}")
-    return Tiling(rows, cols, in_blocks, out_blocks, taps and (taps[0], taps[1]), inner, buffers)
+    if max(buffers) > 2:
+        raise ValueError(f"an operand has one or two buffers, got {list(buffers)}")
+    return Tiling(
+        rows, cols, in_blocks, out_blocks, None if taps is None else (taps[0], taps[1]), inner, buffers
+    )
 
 
 def read_design(path: Path) -> tuple[GemminiMachine, tuple[tuple[str, Tiling], ...]]:

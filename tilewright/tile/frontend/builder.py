@@ -70,12 +70,12 @@ def held(number: Any, dtype: DType) -> bool | int | float:
         with np.errstate(over="ignore"):
             rounded = float(np.asarray(exact, dtype.numpy))
         return rounded if math.isinf(rounded) else exact
+    if dtype is BOOL:
+        return bool(number)
     if isinstance(number, float) and not math.isfinite(number):
         raise KernelTypeError(
             f"{dtype.short} does not hold {number}", remedy="use a type of floats, or a number that is finite"
         )
-    if dtype is BOOL:
-        return bool(number)
     info = np.iinfo(dtype.numpy)
     whole = int(number)
     if not info.min <= whole <= info.max:

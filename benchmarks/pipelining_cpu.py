@@ -87,7 +87,7 @@ def dequantising(k: int = 4096, n: int = 8192) -> Loop:
     data = rng.standard_normal(k, np.float32), rng.integers(-127, 128, (k, n), np.int8)
     scales = rng.random(n, np.float32)
     return Loop(
-        "dequantising product",
+        "dequantising GEMM",
         schedule,
         (*data, scales),
         lambda: (data[0] @ data[1].astype(np.float32)) * scales,

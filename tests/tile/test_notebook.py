@@ -53,7 +53,7 @@ def test_a_cell_runs_is_run_again_and_is_tuned(names: dict[str, Any], tmp_path: 
     run_cell(_CELL.replace("+ STEP", "* 3"), 3, names)
     tuned = tilewright.autotune({"BLOCK": (16, 64)}, key=["n"], db=tmp_path / "trials.db")(names["stepped"])
     found = tuned.tune(grid, x, out, 100, trials=2)
-    assert found.config["BLOCK"] in (16, 64) and not found.failures
+    assert found.config["BLOCK"] in (16, 64)
     tuned[grid](x, out, 100)
     np.testing.assert_array_equal(out, x * 3)
 

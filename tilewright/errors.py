@@ -31,7 +31,8 @@ class DatabaseWarning(UserWarning):
 
 
 class CostModelWarning(UserWarning):
-    """A learned cost model cannot be used; the message says why, and the analytical model goes on."""
+    """A learned cost model cannot be used, and the analytical model goes on; or it predicts at assumed rates. The
+    message says why."""
 
 
 class InternalError(TilewrightError):

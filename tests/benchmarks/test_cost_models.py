@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import pickle
 import sys
+import tempfile
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,8 +65,30 @@ def test_without_pre_training_is_what_the_analytical_model_says(cache: str) -> N
     (untrained,) = _run(job("ablation", UNTRAINED, cache))
     (analytical,) = _run(job("held-out", "analytical", cache))
     assert (untrained.top1, untrained.pairs) == (analytical.top1, analytical.pairs)
-    (search,) = _run(job("search", f"attention, {UNTRAINED}", cache))
-    assert search.trials > 0
+
+
+def test_a_search_leaves_no_folder_and_says_whether_it_got_there(
+    cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (search,) = _run(job("search", "attention", cache))
+    assert 0 < search.trials <= len(tables(cache)[0].configs) and search.reached
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(cost_models, "MAX_TRIALS", 0)
+    (missed,) = _run(job("search", f"attention, {UNTRAINED}", cache))
+    assert (missed.trials, missed.reached) == (0, False)
+    said = cost_models._trials(
+        [search, replace(search, trials=search.trials + 2), replace(missed, trials=64)]
+    )
+    assert said.startswith(f">= {(2 * search.trials + 66) / 3:.1f} ") and "1 of 3 not within" in said
+    assert not cost_models._trials([search]).startswith(">=")
+
+
+def test_every_seed_searches(cache: str) -> None:
+    some = [replace(table, family=name) for table, name in zip(tables(cache), "aab", strict=True)]
+    one, three = (cost_models.jobs_of(some, ["search"], seeds, "cpu", cache, 3) for seeds in (1, 3))
+    assert len(three) == 3 * len(one) > 0
+    assert {each.seed for each in three} == {0, 1, 2}
 
 
 def test_the_whole_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,3 +143,16 @@ def test_what_cannot_be_run(
     with pytest.raises(SystemExit):
         cost_models.main()
     assert message in capsys.readouterr().err
+
+
+def test_the_interval_of_a_gain_is_over_tables_and_not_over_their_seeds(cache: str) -> None:
+    before, after = cost_models._STEPS[:2]
+    (score,) = _run(job("ablation", before, cache))
+    some = [
+        replace(score, method=method, machine=machine, seed=seed, top1=top1)
+        for method, gains in ((before, (0.0, 0.0)), (after, (0.1, 0.3)))
+        for machine, gain in zip(("one", "another"), gains, strict=True)  # the same name on two machines
+        for seed, top1 in enumerate((0.4 + gain, 0.5 + gain, 0.6 + gain))
+    ]
+    (row,) = (line for line in cost_models._steps(some) if line.startswith(f"| {after} "))
+    assert row == f"| {after} | +0.200 | +0.004 to +0.396 |"

@@ -21,7 +21,7 @@ def test_from_nothing_to_weights(run, tmp_path: Path) -> None:  # type: ignore[n
     data, merged, made = (tmp_path / name for name in ("a.jsonl", "all.jsonl.xz", "w.safetensors"))
     done: Done = run("collect", "-o", data, "--tasks", 1, "--configs", 9, "--budget", "60s", "--json")
     assert done.code == 0, done.err
-    assert json.loads(done.out) == {"added": 9, "failed": 0, "left": 0}, data.read_text()
+    assert json.loads(done.out) == {"added": 9, "failed": 0, "left": 0, "unsampled": 0}, data.read_text()
     assert json.loads(run("merge", data, data, "-o", merged, "--json").out)["records"] == 9
     (machine,) = json.loads(run("stats", merged, "--json").out)["machines"]
     assert (machine["tasks"], machine["records"]) == (1, 9)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 import sys
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -171,6 +172,16 @@ def test_the_card_of_weights_names_machines_days_and_files(tmp_path: Path, some:
     assert card["measured"] == "2026-03-01 to 2026-03-03"
     assert card["data"] == f"some.jsonl sha256:{sha256(path.read_bytes()).hexdigest()}"
     assert (card["tasks"], card["steps"], card["seed"]) == ("1", "7", "1")
+
+
+def test_a_task_on_two_machines_is_one_task(some: list[Record]) -> None:
+    again = replace(ICE_LAKE, cpu="znver4")
+    work = Work(gemm(64, 96, 128, "none", F32), again)
+    configs = sample(Candidates.of(work, sketches=False), 5)
+    elsewhere = [Record.of(work, 1, config, times=(1e-5,)) for config in configs]
+    tables, _ = tables_of([*some, *elsewhere])
+    card = about(tables, [], 7, 1)
+    assert (card["tasks"], card["tables"]) == ("1", "2")
 
 
 def test_training_finds_what_the_analytical_model_gets_wrong() -> None:

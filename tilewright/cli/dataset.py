@@ -76,8 +76,9 @@ def collect(
     if json:
         print_json(asdict(done))
         return
+    without = f"; no configs were chosen for {done.unsampled} tasks" if done.unsampled else ""
     console.print(
-        f"{done.added} records added, {done.failed} of them failures; {done.left} left", markup=False
+        f"{done.added} records added, {done.failed} of them failures; {done.left} left{without}", markup=False
     )
 
 
@@ -137,7 +138,7 @@ def train(
     start: Annotated[
         Path | None, typer.Option(help="weights to go on from; `shipped`: those of this version")
     ] = None,
-    steps: Annotated[int, typer.Option(min=1)] = 500,
+    steps: Annotated[int, typer.Option(min=1)] = 700,
     seed: Annotated[int, typer.Option(help="of the weights and of the order of the data")] = 0,
     device: Annotated[str, typer.Option(help="of PyTorch: cpu, cuda")] = "cpu",
     json: JSON = False,
@@ -146,7 +147,7 @@ def train(
     from tilewright.cost import weights
     from tilewright.dataset.store import read
     from tilewright.dataset.tables import tables_of
-    from tilewright.dataset.train import TrainingSettings, about
+    from tilewright.dataset.train import TrainingSettings, about, tasks_of
     from tilewright.dataset.train import train as trained
 
     check_output(output)
@@ -161,9 +162,17 @@ def train(
     tensors = trained(tables, TrainingSettings(steps=steps, seed=seed), start=before, device=device, say=say)
     weights.save(output, tensors, about(tables, files, steps, seed))
     records = sum(len(table.configs) for table in tables)
-    result = {"tasks": len(tables), "records": records, "bytes": output.stat().st_size}
+    result = {
+        "tasks": tasks_of(tables),
+        "tables": len(tables),
+        "records": records,
+        "bytes": output.stat().st_size,
+    }
     if json:
         print_json(result)
         return
-    say(f"trained on {records} configs of {len(tables)} tasks; {output} has {result['bytes']} bytes")
+    say(
+        f"trained on {records} configs of {result['tasks']} tasks in {len(tables)} tables; "
+        f"{output} has {result['bytes']} bytes"
+    )
     say(f"to use it: TILEWRIGHT_COST_WEIGHTS={output} tilewright tune MODEL --cost-model attention")

@@ -25,7 +25,8 @@ from tilewright.cost.analytical import SPREAD, Analytical
 from tilewright.cost.boosted import Experience, Learned, Samples, Validity
 from tilewright.cost.model import Prediction
 from tilewright.cost.network import MEMBERS, AttentionNetwork
-from tilewright.cost.tokens import BUCKETS, Tokeniser, Tokens
+from tilewright.cost.tokens import Tokeniser, Tokens
+from tilewright.cost.vocabulary import BUCKETS
 from tilewright.errors import CostModelWarning, WeightsError
 from tilewright.space.candidates import Configs
 from tilewright.space.outcome import Outcome

@@ -7,8 +7,10 @@ seed, experience). Register it here or as an entry point of the group `tilewrigh
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from tilewright import knobs
 from tilewright.cost.analytical import Analytical
@@ -16,7 +18,9 @@ from tilewright.cost.attention import Attention
 from tilewright.cost.boosted import Boosted, Experience
 from tilewright.cost.model import CostModel
 from tilewright.cost.weights import SHIPPED
-from tilewright.errors import OptionError
+from tilewright.errors import CostModelWarning, OptionError
+from tilewright.hw import Machine
+from tilewright.measure import calibration, gpu_calibration
 from tilewright.space.candidates import Configs
 from tilewright.support.plugins import named
 
@@ -35,10 +39,34 @@ def _analytical(candidates: Configs, threads: int, seed: int, experience: Sequen
 
 
 def _attention(candidates: Configs, threads: int, seed: int, experience: Sequence[Experience]) -> CostModel:
+    _note_assumed_rates(candidates.machine)
     chosen = knobs.get("cost_weights")
     path = Path(chosen) if chosen else SHIPPED
     return Attention(candidates, threads, seed=seed, warm=experience, path=path)
 
+
+_noted: set[str] = set()  # machines, by their descriptions
+
+
+def _note_assumed_rates(machine: Machine) -> None:
+    """Warn once that a machine's rates are those of a data sheet: the network was trained at measured ones."""
+    is_stored = _CALIBRATIONS.get(machine.kind)
+    name = machine.describe()
+    if is_stored is None or name in _noted or is_stored(machine):
+        return
+    _noted.add(name)
+    warnings.warn(
+        f"the attention model predicts at assumed rates, because {name} is not calibrated; "
+        "to measure them, run `tilewright doctor` on it",
+        CostModelWarning,
+        stacklevel=4,
+    )
+
+
+_CALIBRATIONS: dict[str, Callable[[Any], object | None]] = {
+    "cpu": calibration.stored,
+    "cuda": gpu_calibration.stored,
+}
 
 COST_MODELS: dict[str, Factory] = {"boosted": _boosted, "analytical": _analytical, "attention": _attention}
 

@@ -9,36 +9,37 @@ The members share everything but their heads, so that they agree near the traini
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from tilewright.cost.tokens import BUCKETS, KNOB_FEATURES, WIDTHS, Tokens
+from tilewright.cost.tokens import KNOB_FEATURES, WIDTHS, Tokens
+from tilewright.cost.vocabulary import BUCKETS
 from tilewright.errors import WeightsError
 
 WIDTH, HEADS, LAYERS, HIDDEN = 64, 4, 2, 128
 MEMBERS, MEMBER_WIDTH = 4, 32
-LEVELS = ("task", "machine", "terms", "instruction", "knob", "statement")
+LEVELS = ("task", "machine", "terms", "instruction", "knob")
 SINGLE = LEVELS[:4]  # levels with one token
+STATEMENT = "statement"  # a further level, for experiments: hardly any config has its loop program
 _CHUNK = 128  # candidates at a time, so that what is between stays in the cache
 _EPSILON = 1e-5
 _FAR = -1e9
 
 
 class Output(NamedTuple):
-    """`members`: (members, n), the log ratio to the analytical prediction. `embedding`: (n, 2 WIDTH)."""
+    """`members`: (members, n), the log ratio to the analytical prediction."""
 
     members: np.ndarray
     valid: np.ndarray
-    embedding: np.ndarray
 
 
-def shapes() -> dict[str, tuple[int, ...]]:
-    """The tensors of a network."""
+def shapes(levels: Sequence[str] = LEVELS) -> dict[str, tuple[int, ...]]:
+    """The tensors of a network. A level of LEVELS that it does not attend to is masked, and has them too."""
     found: dict[str, tuple[int, ...]] = {}
-    for level in LEVELS:
+    for level in (*LEVELS, STATEMENT) if STATEMENT in levels else LEVELS:
         found[f"norm.{level}.mean"] = found[f"norm.{level}.scale"] = (WIDTHS[level],)
         if level != "knob":
             found |= {f"{level}.w1": (WIDTHS[level], WIDTH), f"{level}.b1": (WIDTH,)}
@@ -74,7 +75,7 @@ class AttentionNetwork:
     levels: tuple[str, ...] = LEVELS
 
     def __post_init__(self) -> None:
-        wanted = shapes()
+        wanted = shapes(self.levels)
         wrong = [
             name
             for name, shape in wanted.items()
@@ -86,11 +87,10 @@ class AttentionNetwork:
     def __call__(self, tokens: Tokens) -> Output:
         parts = [self._forward(tokens[slice(at, at + _CHUNK)]) for at in range(0, len(tokens), _CHUNK)]
         if not parts:
-            return Output(np.zeros((MEMBERS, 0)), np.zeros(0), np.zeros((0, 2 * WIDTH)))
+            return Output(np.zeros((MEMBERS, 0)), np.zeros(0))
         return Output(
             np.concatenate([part.members for part in parts], axis=1),
             np.concatenate([part.valid for part in parts]),
-            np.concatenate([part.embedding for part in parts]),
         )
 
     def attention(self, tokens: Tokens) -> np.ndarray:
@@ -119,7 +119,7 @@ class AttentionNetwork:
         )
         members = np.einsum("mnh,mh->mn", hidden, w["member.w2"]) + w["member.b2"][:, None]
         score = embedding @ w["valid.w"] + w["valid.b"]
-        return Output(members, 1 / (1 + np.exp(-np.clip(score, -30, 30))), embedding)
+        return Output(members, 1 / (1 + np.exp(-np.clip(score, -30, 30))))
 
     def _embedded(self, tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
         """(vectors, mask): the single tokens, then knobs, then statements."""
@@ -136,9 +136,9 @@ class AttentionNetwork:
         linear = w["knob.linear"][tokens.buckets]  # (n, k, features, d)
         parts.append(w["knob.table"][tokens.buckets] + np.einsum("nkf,nkfd->nkd", knobs, linear))
         masks.append(tokens.knob_mask & ("knob" in self.levels))
-        if tokens.statements.shape[1]:
-            parts.append(self._two_layers("statement", tokens.statements))
-            masks.append(tokens.statement_mask & ("statement" in self.levels))
+        if tokens.statements.shape[1] and STATEMENT in self.levels:
+            parts.append(self._two_layers(STATEMENT, tokens.statements))
+            masks.append(tokens.statement_mask)
         return np.concatenate(parts, axis=1, dtype=np.float32), np.concatenate(masks, axis=1)
 
     def _two_layers(self, level: str, values: np.ndarray) -> np.ndarray:

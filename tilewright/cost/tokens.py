@@ -5,7 +5,7 @@
     terms         what the analytical model counts, as times on this machine
     instruction   how the kernel is assigned to a tensor instruction (15 + 5)
     knobs         the template, and each knob with its value
-    statements    the innermost statements of the loop program, where it is made anyway (164 + 8 each)
+    statements    the innermost statements of the loop program, in experiments (164 + 8 each)
 
 Sequences are padded to the longest and masked. Features have no units that only one task or machine has: magnitudes
 are logarithms, and counts are divided by the rates of the machine. So one model serves all tasks and machines, and a
@@ -15,13 +15,13 @@ space whose programs Tilewright does not make (another project's kernel) is desc
 from __future__ import annotations
 
 import math
-import zlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
-from tilewright.cost import cpu
+from tilewright.cost import cpu, vocabulary
 from tilewright.cost.analytical import Analytical
 from tilewright.cost.features import FEATURES, GPU_FEATURES, statement_tokens
 from tilewright.cost.instructions import ASSIGNMENT, of_knobs
@@ -31,13 +31,12 @@ from tilewright.hw import CpuMachine, Machine
 from tilewright.hw.gpu import WARP, GpuMachine
 from tilewright.measure.gpu_calibration import rated
 from tilewright.space.candidates import Candidates
-from tilewright.space.space import Config, Knob, Space
+from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.terms import Counted, GpuTerms, Roofline, Terms
 
-VERSION = 1  # of the features: weights of another version do not fit
+VERSION = 2  # of the features: weights of another version do not fit
 
 MAX_STATEMENTS = 8
-BUCKETS = 64  # of names of knobs
 KNOB_FEATURES = 6
 
 # -- the task ---------------------------------------------------------------------------------------------------------
@@ -355,22 +354,28 @@ def _gpu_terms(found: np.ndarray, terms: GpuTerms, machine: GpuMachine) -> None:
 # -- knobs ------------------------------------------------------------------------------------------------------------
 
 
-def bucket(name: str) -> int:
-    """The index of a knob's or template's name."""
-    return zlib.crc32(name.encode()) % BUCKETS
-
-
-def knob_features(knob: Knob, value: object) -> tuple[int, np.ndarray]:
-    """(bucket, features): the value's position among the choices, its magnitude, and whether it is set."""
-    at = knob.choices.index(value)
-    where = at / max(1, len(knob.choices) - 1)
+def knob_features(knob: Knob, value: Value) -> np.ndarray:
+    """The value's position among the choices, its magnitude, whether it is set (flags and texts), and whether it is a
+    multiple of a warp."""
+    where = _position(knob, value) / max(1, len(knob.choices) - 1)
     numeric = isinstance(value, int) and not isinstance(value, bool)
-    size = _log(abs(value)) / 8 if numeric else 0.0  # type: ignore[arg-type]
-    name = knob.name if numeric or isinstance(value, bool) else f"{knob.name}={value}"
-    aligned = float(numeric and value % 32 == 0) if isinstance(value, int) else 0.0
-    return bucket(name), np.array(
-        [where, where**2, size, size**2, float(value is True or not numeric), aligned]
+    size = _log(abs(_magnitude(value))) / 8
+    return np.array(
+        [where, where**2, size, size**2, not numeric and bool(value), numeric and int(value) % WARP == 0],
+        float,
     )
+
+
+def _position(knob: Knob, value: Value) -> int:
+    """With the order of flags that all spaces have, whatever this one tries first."""
+    return int(value) if isinstance(value, bool) else knob.choices.index(value)
+
+
+def _magnitude(value: Value) -> int:
+    """The number; of a text such as "6x2", the product of its numbers."""
+    if isinstance(value, str):
+        return math.prod(int(each) for each in re.findall(r"\d+", value)) if value else 0
+    return 0 if isinstance(value, bool) else value
 
 
 # -- sequences --------------------------------------------------------------------------------------------------------
@@ -411,7 +416,7 @@ WIDTHS: dict[str, int] = {
 @dataclass
 class Tokeniser:
     """The tokens of configs of one `Configs`, cached. `statements`: build the program of every config for its
-    statements' tokens; otherwise only if the analytical model builds it anyway."""
+    statements' tokens; otherwise there are none."""
 
     model: Analytical
     statements: bool = False
@@ -451,7 +456,7 @@ class Tokeniser:
         counted = terms_features(terms, model.seconds(config), candidates.machine, max(1, model.threads))
         assigned = of_knobs(config.template, values, self._dtype).features()
         rows = np.zeros((0, STATEMENT_WIDTH))
-        if self.statements or config in model.counted:
+        if self.statements:
             rows = statements_of_config(candidates, config)
         return TokenRow(counted, assigned, *knobs_of(applied.space, config), rows)
 
@@ -477,9 +482,12 @@ def statements_of_config(candidates: object, config: Config) -> np.ndarray:
 def knobs_of(space: Space, config: Config) -> tuple[np.ndarray, np.ndarray]:
     """(buckets, features): the template, then its knobs."""
     values = dict(config.values)
-    found = [(bucket(f"template {config.template}"), np.array([1.0, 0.0, 0.0, 0.0, 1.0, 0.0]))]
-    found += [knob_features(knob, values[knob.name]) for knob in space.knobs]
-    return np.array([number for number, _ in found]), np.array([row for _, row in found])
+    numbers = [vocabulary.of_template(config.template), *vocabulary.of_knobs([k.name for k in space.knobs])]
+    rows = [np.array(_TEMPLATE_FEATURES), *(knob_features(knob, values[knob.name]) for knob in space.knobs)]
+    return np.array(numbers), np.array(rows)
+
+
+_TEMPLATE_FEATURES = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ import numpy as np
 
 from tilewright.cost.tokens import VERSION as FEATURES_VERSION
 from tilewright.errors import WeightsError
+from tilewright.support.files import read_regular
 
 FORMAT = "tilewright-attention-1"
 _MAX_BYTES = 64 << 20
@@ -39,10 +40,7 @@ class Weights:
 def load(path: Path) -> Weights:
     """Raises WeightsError if the file is missing, damaged, or of another version."""
     try:
-        size = path.stat().st_size
-        if size > _MAX_BYTES:
-            raise WeightsError(f"{path} has {size} bytes, and weights have at most {_MAX_BYTES}")
-        data = path.read_bytes()
+        data = read_regular(path, _MAX_BYTES)
     except OSError as error:
         raise WeightsError(f"cannot read the weights {path}: {error.strerror}") from None
     try:

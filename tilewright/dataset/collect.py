@@ -30,12 +30,13 @@ _TOGETHER = 8  # configs that are measured before the file is written
 
 @dataclass(frozen=True)
 class CollectedRecords:
-    """The result of a collection: new records, how many of them failed, and the configs that were left for the next
-    one."""
+    """The result of a collection: new records, how many of them failed, the configs that were left for the next one,
+    and the tasks whose configs could not be chosen (theirs are left too)."""
 
     added: int
     failed: int
     left: int
+    unsampled: int = 0
 
 
 Say = Callable[[str], None]
@@ -121,11 +122,12 @@ def _on_gpu(
     say: Say,
 ) -> CollectedRecords:
     writer, begin = Writer(path), time.monotonic()
-    works = {}
+    works, names = {}, {}
     for source in sources:
         work = Work(source.make(), machine, source.numerics)
         works[TaskJob.of(work, 0)] = work, Key.of(work, 0)
-    counts = {"added": 0, "failed": 0}
+        names[TaskJob.of(work, 0)] = source.name
+    counts = {"added": 0, "failed": 0, "unsampled": 0}
 
     def is_known(job: TaskJob, config: Config) -> bool:
         return (works[job][1], config) in known
@@ -142,7 +144,14 @@ def _on_gpu(
         if counts["added"] % 500 == 0:
             say(f"{counts['added']} configs in {time.monotonic() - begin:.0f} s, {counts['failed']} failed")
 
+    def unsampled(job: TaskJob, failure: Failed) -> None:
+        counts["unsampled"] += 1
+        say(f"{names[job]}: no configs were chosen ({failure.kind}): {failure.message}")
+
     left = quick_trials(
-        list(works), count, is_known, found, seconds=seconds, processes=knobs.usable_cores(), seed=seed
+        *(list(works), count, is_known, found, unsampled),
+        seconds=seconds,
+        processes=knobs.usable_cores(),
+        seed=seed,
     )
-    return CollectedRecords(counts["added"], counts["failed"], left)
+    return CollectedRecords(counts["added"], counts["failed"], left, counts["unsampled"])

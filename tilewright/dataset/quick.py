@@ -17,6 +17,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +35,23 @@ from tilewright.space.candidates import Candidates
 from tilewright.space.space import Config
 from tilewright.support.process import Channel, Child, Dead, wait
 
-_SERVE = "tilewright.dataset.quick:serve"
+SERVE = "tilewright.dataset.quick:serve"
 _MEMORY = 1 << 46  # bytes of address space, much of which a GPU driver takes
-_BUILD_SECONDS, _LOAD_SECONDS, _RUN_SECONDS = 40.0, 20.0, 6.0
 _GRAPH_SECONDS, _MAX_REPEATS = 4e-4, 20
 _TIMES, _MIN_TIMES = 5, 3
 _SLOW_SECONDS = 2e-3  # kernels that need no repetition
 _RANDOM_BYTES = 1 << 26
 _KEPT_JOBS = 96
 _ILLEGAL = (SpaceError, ScheduleError, VerificationError, KernelError)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds after which a process is ended: while it builds or samples, while it loads, and while it times."""
+
+    build: float = 40.0
+    load: float = 20.0
+    run: float = 6.0
 
 
 class Sample(msgspec.Struct, frozen=True, tag=True):
@@ -199,8 +208,9 @@ Done = Callable[[Any, Reply], None]  # the request's tag, and what came of it
 class QuickPool:
     """Processes that answer requests in any order. Use it as a context."""
 
-    def __init__(self, processes: int) -> None:
-        self._children = [Child(_SERVE, _MEMORY, {"OMP_NUM_THREADS": "1"}) for _ in range(processes)]
+    def __init__(self, processes: int, serve: str = SERVE, limits: Limits = Limits()) -> None:
+        self._limits = limits
+        self._children = [Child(serve, _MEMORY, {"OMP_NUM_THREADS": "1"}) for _ in range(processes)]
         self._queue: deque[tuple[Any, Sample | tuple[TaskJob, Config]]] = deque()
         self._busy: dict[Child, tuple[Any, float]] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="tilewright-")
@@ -237,7 +247,7 @@ class QuickPool:
 
     def _start(self, child: Child, tag: Any, request: Sample | tuple[TaskJob, Config]) -> None:
         message = request if isinstance(request, Sample) else QuickTrial(*request, self._lock)
-        self._busy[child] = tag, _BUILD_SECONDS
+        self._busy[child] = tag, self._limits.build
         child.send(msgspec.msgpack.encode(message))
 
     def _attend(self, child: Child, done: Done) -> None:
@@ -246,13 +256,18 @@ class QuickPool:
             return
         tag, _ = self._busy[child]
         try:
-            reply = msgspec.msgpack.decode(child.receive(_LOAD_SECONDS), type=Reply)
+            reply = msgspec.msgpack.decode(child.receive(self._limits.load), type=Reply)
         except Dead as death:
             del self._busy[child]
             done(tag, Failed.of(death))
             return
+        except msgspec.DecodeError as error:
+            del self._busy[child]
+            child.close()
+            done(tag, Failed("crash", f"its answer is damaged: {error}"))
+            return
         if isinstance(reply, Running):
-            self._busy[child] = tag, _RUN_SECONDS if reply.alone else _LOAD_SECONDS
+            self._busy[child] = tag, self._limits.run if reply.alone else self._limits.load
             return
         del self._busy[child]
         if isinstance(reply, Failed) and reply.corrupted:
@@ -265,13 +280,17 @@ def quick_trials(
     count: int,
     known: Callable[[TaskJob, Config], bool],
     found: Callable[[TaskJob, Config, QuickTimes | Failed], None],
+    unsampled: Callable[[TaskJob, Failed], None],
     *,
     seconds: float,
     processes: int,
     seed: int = 0,
+    serve: str = SERVE,
+    limits: Limits = Limits(),
 ) -> int:
     """Time `count` configs of each task, the tasks interleaved, for about this many seconds; `known` ones are skipped.
-    Returns how many were left."""
+    `unsampled`: called for a task whose configs could not be chosen. Returns how many configs were left, among them all
+    those of tasks without a sample."""
     deadline = time.monotonic() + seconds
     wanted: dict[TaskJob, list[Config]] = {}
 
@@ -281,17 +300,19 @@ def quick_trials(
             (job,) = rest
             if isinstance(reply, Sampled):
                 wanted[job] = [config for config in reply.configs if not known(job, config)]
+            elif isinstance(reply, Failed):
+                unsampled(job, reply)
             return
         assert isinstance(reply, QuickTimes | Failed)
         found(rest[0], rest[1], reply)
 
-    with QuickPool(processes) as pool:
+    with QuickPool(processes, serve, limits) as pool:
         for job in jobs:
             pool.add(("sample", job), Sample(job, count, seed))
-        pool.run(done, deadline)
+        samples = pool.run(done, deadline)
         for turn in range(count):
             for job in jobs:
                 if turn < len(wanted.get(job, ())):
                     config = wanted[job][turn]
                     pool.add(("trial", job, config), (job, config))
-        return pool.run(done, deadline)
+        return pool.run(done, deadline) - samples + count * (len(jobs) - len(wanted))

@@ -18,7 +18,17 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.cost.network import HEADS, LAYERS, LEVELS, MEMBERS, SINGLE, WIDTH, AttentionNetwork, shapes
+from tilewright.cost.network import (
+    HEADS,
+    LAYERS,
+    LEVELS,
+    MEMBERS,
+    SINGLE,
+    STATEMENT,
+    WIDTH,
+    AttentionNetwork,
+    shapes,
+)
 from tilewright.cost.tokens import Tokens, joined
 from tilewright.dataset.tables import Table
 from tilewright.errors import DatasetError, MissingDependencyError
@@ -30,7 +40,7 @@ _SHRUNK = ("member.w2", "member.b2")  # the last layer of each member
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    steps: int = 500
+    steps: int = 700
     tables: int = 8  # of a step
     configs: int = 40  # of a table in a step
     rate: float = 1.5e-3
@@ -59,9 +69,11 @@ def train(
         raise DatasetError("there is nothing to learn from: no task has four measured configs")
     torch.manual_seed(settings.seed)
     rng = np.random.default_rng(settings.seed)
-    made = normalisation([table.tokens for table in tables]) if start is None else dict(start)
+    made = (
+        normalisation([table.tokens for table in tables], settings.levels) if start is None else dict(start)
+    )
     if start is None:
-        made |= initial(settings.seed)
+        made |= initial(settings.seed, settings.levels)
     elif settings.residual:
         made |= {name: made[name] / np.float32(settings.shrunk) for name in _SHRUNK}
     fixed = {name: _tensor(torch, made[name], device) for name in made if name.startswith("norm.")}
@@ -117,11 +129,11 @@ def _draws(tables: Sequence[Table]) -> np.ndarray:
 # -- the network ------------------------------------------------------------------------------------------------------
 
 
-def normalisation(parts: Sequence[Tokens]) -> dict[str, np.ndarray]:
+def normalisation(parts: Sequence[Tokens], levels: Sequence[str] = LEVELS) -> dict[str, np.ndarray]:
     """The means and inverse standard deviations of the features of each level."""
     found = {}
-    for level in LEVELS:
-        name = {"knob": "knobs", "statement": "statements"}.get(level, level)
+    for level in (*LEVELS, STATEMENT) if STATEMENT in levels else LEVELS:
+        name = {"knob": "knobs", STATEMENT: "statements"}.get(level, level)
         rows = np.concatenate([_valid(part, level, getattr(part, name)) for part in parts])
         width = rows.shape[-1]
         mean = rows.mean(axis=0) if len(rows) else np.zeros(width)
@@ -136,13 +148,13 @@ def normalisation(parts: Sequence[Tokens]) -> dict[str, np.ndarray]:
 def _valid(part: Tokens, level: str, values: np.ndarray) -> np.ndarray:
     if level == "knob":
         return values[part.knob_mask]
-    return values[part.statement_mask] if level == "statement" else values
+    return values[part.statement_mask] if level == STATEMENT else values
 
 
-def initial(seed: int) -> dict[str, np.ndarray]:
+def initial(seed: int, levels: Sequence[str] = LEVELS) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     found = {}
-    for name, shape in shapes().items():
+    for name, shape in shapes(levels).items():
         if name.startswith("norm."):
             continue
         last = name.rpartition(".")[2]
@@ -176,8 +188,8 @@ def forward(
     linear = w["knob.linear"][batch["buckets"]]
     parts.append(w["knob.table"][batch["buckets"]] + torch.einsum("nkf,nkfd->nkd", knobs, linear))
     masks.append(batch["knob_mask"] & ("knob" in levels))
-    if batch["statements"].shape[1] and "statement" in levels:
-        parts.append(_two_layers(torch, w, "statement", batch["statements"]))
+    if batch["statements"].shape[1] and STATEMENT in levels:
+        parts.append(_two_layers(torch, w, STATEMENT, batch["statements"]))
         masks.append(batch["statement_mask"])
     vectors, mask = torch.cat(parts, 1), torch.cat(masks, 1)
     for number in range(LAYERS):
@@ -396,6 +408,11 @@ def predicted(tensors: Mapping[str, np.ndarray], table: Table, settings: Trainin
     return np.asarray(table.base + members if settings.residual else members)
 
 
+def tasks_of(tables: Sequence[Table]) -> int:
+    """The number of distinct tasks: a task has a table for each machine and number of threads."""
+    return len({(table.job.text, table.job.constants, table.job.numerics) for table in tables})
+
+
 def about(tables: Sequence[Table], files: Sequence[Path], steps: int, seed: int) -> dict[str, str]:
     """A description of the data that weights were trained on, for their card. `files`: what the tables are from."""
     from tilewright.support.version import VERSION
@@ -404,7 +421,8 @@ def about(tables: Sequence[Table], files: Sequence[Path], steps: int, seed: int)
     days = [day for table in tables for day in table.days if day] or ["unknown"]
     return {
         "tilewright": VERSION,
-        "tasks": str(len(tables)),
+        "tasks": str(tasks_of(tables)),
+        "tables": str(len(tables)),
         "configs": str(sum(len(table.configs) for table in tables)),
         "machines": "; ".join(machines),
         "measured": f"{min(days)} to {max(days)}",

@@ -13,7 +13,7 @@ import pytest
 from tilewright.dataset import collect as collecting
 from tilewright.dataset.collect import collect
 from tilewright.dataset.quick import (
-    Limits,
+    QuickLimits,
     QuickTimes,
     QuickTrial,
     Request,
@@ -31,8 +31,8 @@ from tilewright.space.space import Config
 from tilewright.support.process import Channel
 
 SERVE = "tests.dataset.test_quick:serve"
-USUAL = Limits()
-SHORT = Limits(run=1.5)  # a fake trial takes no time, unless it hangs
+USUAL = QuickLimits()
+SHORT = QuickLimits(run=1.5)  # a fake trial takes no time, unless it hangs
 
 
 def serve(channel: Channel) -> None:
@@ -76,7 +76,7 @@ def job(text: str) -> TaskJob:
 
 
 def tried(
-    *texts: str, count: int, seconds: float = 120, limits: Limits = USUAL
+    *texts: str, count: int, seconds: float = 120, limits: QuickLimits = USUAL
 ) -> tuple[dict[tuple[str, int], QuickTimes | Failed], dict[str, Failed], int]:
     """(what came of each config, tasks without a sample, configs that were left)."""
     found: dict[tuple[str, int], QuickTimes | Failed] = {}

@@ -76,7 +76,7 @@ def test_a_model_of_twice_the_size_nests_no_deeper(name: str) -> None:
     """A frame for each part would add as many as there are parts, and a limit that these sizes do not reach is no
     limit."""
     make, _, size = scaling.KINDS[name]
-    size = max(size, 32) if name == "branches" else size  # an index of fewer parts is simplified in one piece
+    size = max(size, 32) if name == "branches" else size  # an index of fewer parts is simplified as a whole
     first = depth_of(make(size))  # before the larger one: what is found once and cached nests too
     assert depth_of(make(2 * size)) <= first + LOGARITHM
 

@@ -116,7 +116,7 @@ class Told:
         return found
 
     def race(
-        self, job: TaskJob, configs: Sequence[Config], seconds: float, *, deadline: float
+        self, job: TaskJob, configs: Sequence[Config], seconds: float, *, deadline: float | None = None
     ) -> list[list[float]]:
         self.raced.append(list(configs))
         speed = self.speed()

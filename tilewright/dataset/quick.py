@@ -46,7 +46,7 @@ _ILLEGAL = (SpaceError, ScheduleError, VerificationError, KernelError)
 
 
 @dataclass(frozen=True)
-class Limits:
+class QuickLimits:
     """Seconds after which a process is ended: while it builds or samples, while it loads, and while it times."""
 
     build: float = 40.0
@@ -208,7 +208,7 @@ Done = Callable[[Any, Reply], None]  # the request's tag, and what came of it
 class QuickPool:
     """Processes that answer requests in any order. Use it as a context."""
 
-    def __init__(self, processes: int, serve: str = SERVE, limits: Limits = Limits()) -> None:
+    def __init__(self, processes: int, serve: str = SERVE, limits: QuickLimits = QuickLimits()) -> None:
         self._limits = limits
         self._children = [Child(serve, _MEMORY, {"OMP_NUM_THREADS": "1"}) for _ in range(processes)]
         self._queue: deque[tuple[Any, Sample | tuple[TaskJob, Config]]] = deque()
@@ -286,7 +286,7 @@ def quick_trials(
     processes: int,
     seed: int = 0,
     serve: str = SERVE,
-    limits: Limits = Limits(),
+    limits: QuickLimits = QuickLimits(),
 ) -> int:
     """Time `count` configs of each task, the tasks interleaved, for about this many seconds; `known` ones are skipped.
     `unsampled`: called for a task whose configs could not be chosen. Returns how many configs were left, among them all

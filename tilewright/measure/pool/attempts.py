@@ -126,6 +126,8 @@ class Overdue:
             if now > question.deadline:
                 del self._questions[reference]
                 for each, _ in self._late(running, question.worker, now):
+                    if each in ready:
+                        continue
                     yield each, TimeoutError(f"no reply within {self._reply:.0f} s")
         asked = {question.worker.name for question in self._questions.values()}
         for worker in {a.worker.name: a.worker for a in running.values() if now > a.look}.values():

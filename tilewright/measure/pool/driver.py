@@ -375,16 +375,20 @@ class PoolRunner:
             self._used(worker, 1, reply.busy)
             if self._changed_speed(worker, reply.reference) and work.doubted is None:
                 work.doubted = worker
-                return _SECOND_OPINION
+                return second_opinion(worker)
             if measured.failure in _DISPUTED and work.failed_on is None and self._fellows(worker):
                 work.failed_on, work.failure = worker, measured.failure
-                return _SECOND_OPINION
+                return second_opinion(worker)
             if work.failed_on is not None and not measured.failure:
                 reason = f"it failed a candidate ({work.failure}) that is right on {worker.name}"
                 self._set_aside(work.failed_on, reason, for_good=work.failure == "wrong")
             self._answered_by[job, config] = name, worker
             trial.end(measured)
             return ""
+
+        def second_opinion(worker: Worker) -> str:
+            worker.tell("acknowledge", [name])  # it would give this answer again
+            return _SECOND_OPINION
 
         def give_up() -> None:
             trial.end(None)

@@ -70,7 +70,9 @@ class Waiting:
 
 
 def _untried(work: Work, workers: list[Worker], room: list[Worker]) -> list[Worker]:
-    """Those with room that have not tried it; if all workers have tried it, any of them."""
-    if all(worker.name in work.tried for worker in workers):
-        return room
-    return [worker for worker in room if worker.name not in work.tried]
+    """Those with room that have not tried it; if all workers have tried it, any of them but the one that failed the
+    candidate: it cannot confirm itself while there is another."""
+    left_out = work.tried
+    if all(worker.name in left_out for worker in workers):
+        left_out = {work.failed_on.name} if work.failed_on is not None and len(workers) > 1 else set()
+    return [worker for worker in room if worker.name not in left_out]

@@ -42,6 +42,7 @@ def test_a_pool_of_two_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert found["on"] == 2  # both nodes had work
     assert found["after a timer was killed"] == found["measured"]
     assert found["given again"] >= 1
+    assert found["limit restored"]
 
 
 def refuse_strangers(ports: dict[str, dict[str, dict[str, str]]]) -> None:

@@ -12,6 +12,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -36,6 +37,7 @@ from tilewright.space.template import Work
 
 PSEUDO = Device("cpu:pseudo", timing="tilewright.testing.pool:serve")
 _CONFIGS = 6
+_OPEN_FILES = 1024  # the limit of an ordinary machine, which Ray raises
 _AGAIN_SECONDS = 2.0  # after which gRPC connects again
 
 
@@ -123,6 +125,8 @@ def main() -> None:
         ports = listening(nodes())
         refused = strangers([port for _, port in ports]) if importlib.util.find_spec("grpc") else {}
         elsewhere = without_a_node_here(address)
+        limit = (_OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
         with cluster.connected(address, cluster.read_token(address)):
             workers = Workers()
             workers.refresh()
@@ -135,23 +139,24 @@ def main() -> None:
                 second = runner.measure(job, configs)
                 killer.join()
                 again = runner.given_again
-            print(
-                json.dumps(
-                    {
-                        "nodes": len({timer.hello.node for timer in timers}),
-                        "timers": len(timers),
-                        "builders": len(builders),
-                        "network": any(timer.hello.network for timer in timers),
-                        "listening": sorted({ip for ip, _ in ports}),
-                        "strangers": refused,
-                        "elsewhere": elsewhere,
-                        "measured": [each.seconds for each in first],
-                        "on": len(used),
-                        "after a timer was killed": [each.seconds for each in second],
-                        "given again": again,
-                    }
-                )
+        print(
+            json.dumps(
+                {
+                    "nodes": len({timer.hello.node for timer in timers}),
+                    "timers": len(timers),
+                    "builders": len(builders),
+                    "network": any(timer.hello.network for timer in timers),
+                    "listening": sorted({ip for ip, _ in ports}),
+                    "strangers": refused,
+                    "elsewhere": elsewhere,
+                    "measured": [each.seconds for each in first],
+                    "on": len(used),
+                    "after a timer was killed": [each.seconds for each in second],
+                    "given again": again,
+                    "limit restored": resource.getrlimit(resource.RLIMIT_NOFILE) == limit,
+                }
             )
+        )
     finally:
         cluster.down()
 

@@ -93,9 +93,8 @@ _RACE_OVERHEAD = 0.6  # seconds, until it has been measured
 _MAX_RESERVED = 0.3  # share of the budget kept for final comparisons
 _NEAR = 1.1  # factor of the best time alone within which a config may be the best in a model
 _BUILD_SECONDS = 0.2  # for a kernel, until some have been built
-_PER_DEVICE = (
-    3  # trials of prepared rounds for each of several devices: one runs, one is there, one is compiled
-)
+# Trials of prepared rounds for each of several devices: one runs, one is there, one is compiled.
+_PER_DEVICE = 3
 _MIN_ROUNDS = 3  # of a task, however many devices there are: a search learns between rounds
 _CACHED_SECONDS = 0.03  # for a kernel that is in the cache from its trial
 

@@ -54,10 +54,8 @@ from tilewright.space.space import Config
 GIVEN = 3  # times a work item is given out at most: once, and again at most twice
 _BUILD_SECONDS, _TRIAL_SECONDS = 120.0, 180.0  # of work on one, after which a worker is taken to hang
 _TICK = 0.05
-_NEWS_SECONDS, _REFRESH_SECONDS = (
-    0.2,
-    5.0,
-)  # between two looks for workers: while some are expected, and otherwise
+# Between two looks for workers: while some are expected, and otherwise.
+_NEWS_SECONDS, _REFRESH_SECONDS = 0.2, 5.0
 _DISPUTED = ("wrong", "crash")  # failures that a bad device would cause too: two devices have to agree
 _AGREEING = 2  # fellows that a device is compared with, if there are so many
 _SECOND_OPINION = "second opinion"
@@ -564,8 +562,9 @@ class PoolRunner:
 
     def _changed_speed(self, worker: Worker, reference: float) -> bool:
         """Compare a device's reference kernel with its first times, and with those of other devices of its label.
-        Returns whether another device should measure this trial again. A device that is much slower for a while, or
-        much faster than its fellows, is set aside. The only device of its label is used all the same, with a note."""
+        Returns whether another device should measure this trial again. A device that has been much slower for some
+        trials is set aside, and so is one that is much faster than its fellows. The only device of its label is used
+        all the same, with a note."""
         if not reference:
             return False
         seen, fellows = worker.references, self._fellows(worker)

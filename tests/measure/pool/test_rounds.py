@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import wait as wait_for
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +127,38 @@ def test_prepared_trials_that_have_ended_are_kept(job: TaskJob, configs: list[Co
         assert [each.config for each in runner.prepared(job, configs[:2])] == configs[:1]
         let_go.set()
         assert seconds(runner, job, configs[1:2]) == expected(job, configs[1:2])
+
+
+def test_a_prepared_trial_counts_whose_answer_has_arrived(job: TaskJob, configs: list[Config]) -> None:
+    with Driver(pool(lambda: TestTimer("node0"))) as runner:
+        runner.build(job, configs[:1])
+        runner.prepare(job, configs[:1])
+        assert not wait_for(list(runner._running), 60.0).not_done
+        assert [each.config for each in runner.prepared(job, configs[:1])] == configs[:1]
+
+
+def test_a_forgotten_trial_that_fails_is_not_given_again(job: TaskJob, configs: list[Config]) -> None:
+    begun, let_go = threading.Event(), threading.Event()
+    late, tried = request_of(job, configs[0]), []
+
+    def trouble(request: TrialRequest, watch: Stopwatch) -> None:
+        tried.append(request.trial)
+        if request.trial == late:
+            begun.set()
+            let_go.wait(60.0)
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    workers = pool(lambda: TestTimer("node0", trouble), lambda: TestTimer("node1", trouble))
+    with Driver(workers) as runner:
+        runner.build(job, configs)
+        runner.prepare(job, configs[:1])
+        assert begun.wait(60.0)
+        assert runner.prepared(job, configs[:1]) == []
+        let_go.set()
+        for _ in until(lambda: workers.aside):
+            runner.measure(job, configs[1:2])
+        runner.measure(job, configs[2:])
+        assert runner.given_again == 0 and tried.count(late) == 1
 
 
 def request_of(job: TaskJob, config: Config) -> str:

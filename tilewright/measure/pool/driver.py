@@ -175,6 +175,8 @@ class PoolRunner:
 
     def prepared(self, job: Job, configs: Sequence[Config]) -> list[Measurement]:
         """The prepared configs that have been measured; the others are forgotten."""
+        if self._running:
+            self._take_answers()
         return self.measure(job, configs, deadline=0.0)
 
     def build(self, job: Job, configs: Sequence[Config], deadline: float | None = None) -> None:
@@ -204,7 +206,7 @@ class PoolRunner:
         for config in trials:
             del self._trials[job, config]
         if unended:
-            self._waiting.remove({trial.work for trial in trials.values() if trial.work is not None})
+            self._waiting.forget({trial.work for trial in trials.values() if trial.work is not None})
         self._forget_code()
         found = (trials[config].found for config in configs)
         return [each for each in found if each is not None]
@@ -250,7 +252,7 @@ class PoolRunner:
 
         self._work_off(is_done, deadline, self._is_spent)
         if len(raced) < len(groups):
-            self._waiting.remove(ordered)
+            self._waiting.forget(ordered)
         times = comparable(raced, anchor)
         self._forget_code()
         return [times.get(config, []) for config in configs]
@@ -460,8 +462,7 @@ class PoolRunner:
             self._dispatch()
             if not self._running and self._waiting:
                 self._stuck()
-            for attempt, answer in self._answers():
-                self._take(attempt, answer)
+            self._take_answers()
             if time.monotonic() - self._refreshed > (
                 _NEWS_SECONDS if self.workers.has_news else _REFRESH_SECONDS
             ):
@@ -490,13 +491,18 @@ class PoolRunner:
         for reference, error in hanging.items():
             yield self._running.pop(reference), error
 
+    def _take_answers(self) -> None:
+        for attempt, answer in self._answers():
+            self._take(attempt, answer)
+
     def _take(self, attempt: Attempt, answer: Any) -> None:
         worker, work = attempt.worker, attempt.work
         self._waiting.load[worker.name] -= 1
         if isinstance(answer, LostObject) and work.rebuild is not None:
             attempt.is_answered = attempt.has_ended = True
-            self.given_again += 1
-            work.rebuild()
+            if work.is_wanted:
+                self.given_again += 1
+                work.rebuild()
             return
         attempt.is_answered, attempt.has_ended = not isinstance(answer, BaseException), True
         if isinstance(answer, BaseException):
@@ -521,7 +527,7 @@ class PoolRunner:
                 work.lost.append(worker.name)
             self._set_aside(worker, trouble, for_good=False)
         if len(work.lost) < GIVEN:
-            self.given_again += 1
+            self.given_again += work.is_wanted
             self._waiting.add(work)
         else:
             self._note(f"given up after {GIVEN} attempts: {trouble}")

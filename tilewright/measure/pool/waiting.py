@@ -7,7 +7,7 @@ looked at, however much that is.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from tilewright.measure.pool.attempts import Work
 from tilewright.measure.pool.workers import Worker
@@ -33,14 +33,18 @@ class Waiting:
         return [kind for kind, queue in self._queues.items() if queue]
 
     def add(self, work: Work, *, first: bool = False) -> None:
-        """`first`: before what waits already."""
+        """`first`: before what waits already. What was forgotten is not added again."""
+        if not work.is_wanted:
+            return
         queue = self._queues.setdefault(work.timers, deque())
         if first:
             queue.appendleft(work)
         else:
             queue.append(work)
 
-    def remove(self, works: Container[Work]) -> None:
+    def forget(self, works: Collection[Work]) -> None:
+        for work in works:
+            work.is_wanted = False
         self._queues = {
             kind: deque(work for work in queue if work not in works) for kind, queue in self._queues.items()
         }

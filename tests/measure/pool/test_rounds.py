@@ -14,8 +14,19 @@ import msgspec
 import pytest
 
 from tests.faults.candidates import product
-from tests.measure.pool.threads import SEED, Driver, TestTimer, expected, pool, seconds, seconds_of, until
+from tests.measure.pool.threads import (
+    LABEL,
+    SEED,
+    Driver,
+    TestTimer,
+    expected,
+    pool,
+    seconds,
+    seconds_of,
+    until,
+)
 from tilewright.db.database import Database
+from tilewright.errors import MeasurementError
 from tilewright.graph.task import Task
 from tilewright.hw import host
 from tilewright.measure.pool.turns import Stopwatch
@@ -94,6 +105,21 @@ def test_a_tuner_keeps_eight_devices_busy(tasks: int, tmp_path: Path) -> None:
         trials = [(record.key, record.config) for record in database.records()]
     assert len(trials) == len(set(trials)) == 12 * tasks
     assert sum(use.trials for use in runner.use.values()) == 12 * tasks
+
+
+def test_trials_that_have_ended_are_kept_when_no_device_is_left(tmp_path: Path) -> None:
+    workers = pool(lambda: Racing("node0", lambda request, watch: drain()))
+    timer = workers.handles[f"timer/node0/{LABEL}/0"].actor
+
+    def drain() -> None:
+        if len(timer.measured) == 4:
+            timer.drain()
+
+    tuning = Tuning("quick", 60.0, search="random", db=tmp_path / "tuning.db", trials=36)
+    with Driver(workers) as runner, pytest.raises(MeasurementError, match="times kernels for this device"):
+        tuned(runner, _TASKS, tuning)
+    with Database.open(tuning.db) as database:
+        assert len(database.records()) == len(timer.measured) >= 4
 
 
 def test_prepared_trials_run_beside_others(job: TaskJob, configs: list[Config]) -> None:

@@ -87,18 +87,25 @@ class Model:
     def __init__(self, threads: int = 1, trusted: str | None = None) -> None:
         self._threads, self._trusted = threads, trusted
         self._loaded: Loaded | None = None
-        self._seen = 0  # when the file was changed that was looked at last
+        self._path, self._seen = (
+            "",
+            0,
+        )  # the file that is followed, and when the last one of its name was changed
+        self._updating = asyncio.Lock()  # one file after the other
         self._refused = ""  # why the newest artifact was not taken
         self._watch: asyncio.Task[None] | None = None
 
     async def reconfigure(self, config: dict[str, Any]) -> None:
         """Called at the start and whenever the deployment gets another `user_config`."""
-        await self._take_up(config["artifact"])
+        async with self._updating:
+            self._path, self._seen = config["artifact"], 0
+            await self._take_up()
         if self._watch is None:
             self._watch = asyncio.get_running_loop().create_task(self._follow())
 
-    async def _take_up(self, path: str) -> None:
+    async def _take_up(self) -> None:
         """Requests go on: loading is in a thread of its own, and the event loop never waits for it."""
+        path = self._path
         try:
             self._seen = Path(path).stat().st_mtime_ns
             loaded = await asyncio.to_thread(Loaded, path, self._threads, self._trusted)
@@ -112,16 +119,16 @@ class Model:
         self._loaded, self._refused = loaded, ""
 
     async def _follow(self) -> None:
-        """Take up the file again whenever it has changed."""
+        """Take up the file again whenever it has changed, also one that was refused."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            assert self._loaded is not None
-            try:
-                changed = Path(self._loaded.path).stat().st_mtime_ns != self._seen
-            except OSError:  # it is being replaced, or gone: the one before goes on
-                continue
-            if changed:
-                await self._take_up(self._loaded.path)
+            async with self._updating:
+                try:
+                    changed = Path(self._path).stat().st_mtime_ns != self._seen
+                except OSError:  # it is being replaced, or gone: the one before goes on
+                    continue
+                if changed:
+                    await self._take_up()
 
     def check_health(self) -> None:
         """Ray Serve replaces a replica for which this raises."""

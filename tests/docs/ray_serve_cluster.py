@@ -32,7 +32,7 @@ from starlette.requests import Request  # noqa: E402
 from starlette.responses import Response  # noqa: E402
 
 from tests.docs.test_ray_serve import ROWS, as_file, save  # noqa: E402
-from tests.measure.pool.two_nodes import free_port  # noqa: E402
+from tests.measure.pool.two_nodes import free_port, listening  # noqa: E402
 
 _SECONDS = 200.0  # that a change may take on a busy machine
 
@@ -95,16 +95,6 @@ def until(is_so: Callable[[], bool]) -> bool:
     return True
 
 
-def listening() -> list[tuple[str, int]]:
-    """The addresses and ports at which this process and its children listen."""
-    found = set()
-    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
-        for connection in process.net_connections("inet"):
-            if connection.status == psutil.CONN_LISTEN:
-                found.add((connection.laddr.ip.removeprefix("::ffff:"), connection.laddr.port))
-    return sorted(found)
-
-
 def stranger(port: int) -> str:
     """What a replica says to one of Ray Serve's own calls without the token."""
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -124,9 +114,10 @@ def main() -> None:
     ray_serve.start(str(path), port, replicas=2)
     client = Client(port, models)
     client.start()
+    ports = listening([psutil.Process()])
     found: dict[str, Any] = {
-        "loopback": sum(ip == ray_serve.LOOPBACK for ip, _ in listening()),
-        "elsewhere": [stranger(port) for ip, port in listening() if ip not in (ray_serve.LOOPBACK, "::1")],
+        "loopback": sum(ip == ray_serve.LOOPBACK for ip, _ in ports),
+        "elsewhere": [stranger(port) for ip, port in ports if ip not in (ray_serve.LOOPBACK, "::1")],
     }
 
     def replicas_with(model: int) -> set[str]:

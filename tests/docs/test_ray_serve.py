@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -156,10 +157,8 @@ def test_a_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         await until(lambda: "its rows are (9,)" in replica._refused)
         np.testing.assert_allclose(await results(replica), after, atol=1e-5)
 
-        with monkeypatch.context() as patch:  # a file that vanishes right after it was seen
-            patch.setattr(Path, "exists", lambda path: True)
-            path.unlink()
-            await asyncio.sleep(0.2)
+        path.unlink()  # it is followed although it is gone for a while
+        await asyncio.sleep(0.2)
 
         def surprised(*arguments: Any) -> Any:
             raise IndexError("what nobody thought of")
@@ -184,25 +183,66 @@ def test_a_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_requests_go_on_while_a_file_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.tw"
     expected = save(path, 0)
-    loading = ray_serve.Loaded
+    slow = Slow()
 
     async def serve() -> None:
         replica = Model(1)
         await replica.reconfigure({"artifact": str(path)})
-
-        def slow(*arguments: Any) -> Any:
-            time.sleep(1.5)
-            return loading(*arguments)
-
         monkeypatch.setattr(ray_serve, "Loaded", slow)
         update = asyncio.create_task(replica.reconfigure({"artifact": str(path)}))
-        await asyncio.sleep(0.1)
+        await until(lambda: bool(slow.paths))
         np.testing.assert_allclose(await results(replica), expected, atol=1e-5)
         assert not update.done()
+        slow.let_go.set()
         await update
         replica._watch.cancel()
 
     asyncio.run(serve())
+
+
+def test_another_file_is_followed_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while it is loaded, and if it is refused: the one before is not taken up again."""
+    monkeypatch.setattr(ray_serve, "LOOK_SECONDS", 0.02)
+    first, second, broken = (tmp_path / f"{name}.tw" for name in ("first", "second", "broken"))
+    save(first, 0)
+    expected = save(second, 1)
+    broken.write_bytes(b"no artifact")
+    slow = Slow()
+
+    async def serve() -> None:
+        replica = Model(1)
+        await replica.reconfigure({"artifact": str(first)})
+        monkeypatch.setattr(ray_serve, "Loaded", slow)
+        update = asyncio.create_task(replica.reconfigure({"artifact": str(second)}))
+        await asyncio.sleep(0.2)
+        slow.let_go.set()
+        await update
+        await replica.reconfigure({"artifact": str(broken)})
+        await asyncio.sleep(0.2)
+        np.testing.assert_allclose(await results(replica), expected, atol=1e-5)
+        said = (await asked(replica, b"", "GET")).body.decode().splitlines()
+        assert said[0] == str(second) and said[1].startswith(f"{broken}: ")
+        assert slow.paths == [str(second), str(broken)]
+
+        save(broken, 2)
+        await until(lambda: replica._loaded.path == str(broken))
+        assert not replica._refused
+        replica._watch.cancel()
+
+    asyncio.run(serve())
+
+
+class Slow:
+    """Loads artifacts once it may. `paths`: of those that it was to load."""
+
+    def __init__(self) -> None:
+        self._loading, self.let_go = ray_serve.Loaded, threading.Event()
+        self.paths: list[str] = []
+
+    def __call__(self, path: str, *arguments: Any) -> Any:
+        self.paths.append(path)
+        assert self.let_go.wait(60)
+        return self._loading(path, *arguments)
 
 
 async def until(is_so: Any) -> None:

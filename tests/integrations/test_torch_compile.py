@@ -536,7 +536,14 @@ class Attention(nn.Module):
         return x + self.out(y.transpose(1, 2).reshape(batch, length, 16))
 
 
-def test_a_growing_sequence_compiles_a_bounded_number_of_times() -> None:
+def test_a_growing_sequence_compiles_a_bounded_number_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    messages, message = [], torch_compile._too_many_sizes
+
+    def written(*arguments: Any) -> str:
+        messages.append(message(*arguments))
+        return messages[-1]
+
+    monkeypatch.setattr(torch_compile, "_too_many_sizes", written)
     compiled = Compiled(Attention())
     with pytest.warns(TilewrightWarning, match=r'many sizes.*cache_implementation="static"') as caught:
         for length in range(1, 65):
@@ -545,10 +552,11 @@ def test_a_growing_sequence_compiles_a_bounded_number_of_times() -> None:
     # Dynamo makes a graph each for the first sizes (1 is always one of its own), then one for all others.
     assert len(compiled.outcomes) <= 2 + 4
     assert set(compiled.kinds) == {"compiled"}
-    made = len(compiled.outcomes)
+    made, told = len(compiled.outcomes), len(messages)
+    assert 1 <= told <= 2 + 4  # not at each call
     for length in range(1, 65):
         compiled.check(torch.randn(1, length, 16))
-    assert len(compiled.outcomes) == made
+    assert len(compiled.outcomes) == made and len(messages) == told
 
 
 @pytest.mark.parametrize("dynamic", [True, False, None])

@@ -340,6 +340,13 @@ class Tuned(ByLabel):
         return price and Price(price.seconds, self.tuned.get(task.label, False))
 
 
+def test_what_tuning_decided_on_has_no_rival() -> None:
+    fused = "conv+relu+conv+conv"
+    found = partition(separable(), costs=Tuned({fused: 2.95e-3}, tuned={fused: False}))
+    assert labels(found) == [fused]
+    assert found.rival() is None
+
+
 def test_a_prediction_replaces_nothing_that_was_tuned() -> None:
     prices = {"matmul+relu+matmul": 1e-6}
     apart = {"matmul+relu": True, "matmul": True}

@@ -100,6 +100,9 @@ class Told:
     def prepare(self, job: TaskJob, configs: Sequence[Config], *, best: float | None) -> None:
         pass
 
+    def prepared(self, job: TaskJob, configs: Sequence[Config]) -> list[Measurement]:
+        return []
+
     def measure(
         self, job: TaskJob, configs: Sequence[Config], *, best: float | None, deadline: float | None
     ) -> list[Measurement]:

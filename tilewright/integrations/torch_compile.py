@@ -181,7 +181,8 @@ class CompiledGraph:
         result = self._eager(*arguments)
         if not table.is_full:
             table.waited(key, time.perf_counter() - began)
-        self._tell("sizes", _too_many_sizes(self._module, self._policy), arguments)
+        if "sizes" not in self._said:  # the message is a walk over the graph
+            self._tell("sizes", _too_many_sizes(self._module, self._policy), arguments)
         return result
 
     def _key(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
@@ -239,12 +240,14 @@ class CompiledGraph:
     def _tell(self, key: str, message: str, arguments: Sequence[Any]) -> None:
         """Warn of this graph, once whatever its sizes. Dynamo captures a model anew for other sizes, so what tells
         models apart is their weights."""
+        if key in self._said:
+            return
+        self._said.add(key)
         told = _told.setdefault(key, set())
         model = hash(frozenset(id(arguments[i]) for i in self._static))
-        if model not in told and key not in self._said and len(told) < _MODELS_TOLD:
+        if model not in told and len(told) < _MODELS_TOLD:
             told.add(model)
             _warn(message)
-        self._said.add(key)
 
     def _in_torch(self, arguments: Sequence[Any]) -> Any:
         return self._eager(*arguments)

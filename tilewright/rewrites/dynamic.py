@@ -73,6 +73,8 @@ def cut_dynamically(
         chosen = search.run(max_states)
     except endings.TooManyStates:
         return greedy, _fallback(greedy, f"more than {max_states} states"), _no_rival
+    except endings.NoCut:  # a group that tuning has decided on is refused now
+        return greedy, _fallback(greedy, "the allowed groups do not cover the graph"), _no_rival
 
     def rival() -> Fused | None:
         other = search.rival(chosen, max_states)
@@ -357,7 +359,7 @@ class _Search:
 
         try:
             found = self._cheapest(max_states, wanted)
-        except endings.TooManyStates:
+        except (endings.TooManyStates, endings.NoCut):  # no other cut, if tuning has decided on these groups
             return None
         return None if set(found) == taken else found
 

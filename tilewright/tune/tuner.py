@@ -93,9 +93,8 @@ _RACE_OVERHEAD = 0.6  # seconds, until it has been measured
 _MAX_RESERVED = 0.3  # share of the budget kept for final comparisons
 _NEAR = 1.1  # factor of the best time alone within which a config may be the best in a model
 _BUILD_SECONDS = 0.2  # for a kernel, until some have been built
-_PER_DEVICE = (
-    3  # trials of prepared rounds for each of several devices: one runs, one is there, one is compiled
-)
+# Trials of prepared rounds for each of several devices: one runs, one is there, one is compiled.
+_PER_DEVICE = 3
 _MIN_ROUNDS = 3  # of a task, however many devices there are: a search learns between rounds
 _CACHED_SECONDS = 0.03  # for a kernel that is in the cache from its trial
 
@@ -271,24 +270,26 @@ class _Run:
             if runner.ahead:
                 self._build_seconds = _CACHED_SECONDS
             begun: deque[_Round] = deque()  # rounds whose configs are being built
-            while not why:
-                # On a CPU nothing is built while a round is timed, so there is one round at a time.
-                while self._needs_more(begun, runner):
-                    busy = {each.key for each in begun}
-                    free = {key: standing for key, standing in standings.items() if key not in busy}
-                    fixed = decided | {key: standings[key].best for key in busy}
-                    key = self._next(free, fixed)
-                    if key is None or (why := "budget" if runner.spent else self._reason_to_stop(key)):
-                        break
-                    begun.append(self._begin_round(key, runner))
-                if begun and why != "budget":
-                    self._finish_round(begun.popleft(), runner)
-                    why = ""
-                elif not why:
-                    why = self._reason_to_stop(None)
-            for each in begun:
-                if measured := runner.prepared(self.states[each.key].job, each.configs):
-                    self._keep(each, measured, runner)
+            try:
+                while not why:
+                    # On a CPU nothing is built while a round is timed, so there is one round at a time.
+                    while self._needs_more(begun, runner):
+                        busy = {each.key for each in begun}
+                        free = {key: standing for key, standing in standings.items() if key not in busy}
+                        fixed = decided | {key: standings[key].best for key in busy}
+                        key = self._next(free, fixed)
+                        if key is None or (why := "budget" if runner.spent else self._reason_to_stop(key)):
+                            break
+                        begun.append(self._begin_round(key, runner))
+                    if begun and why != "budget":
+                        self._finish_round(begun, runner)
+                        why = ""
+                    elif not why:
+                        why = self._reason_to_stop(None)
+            finally:  # also if no node is left
+                for each in begun:
+                    if measured := runner.prepared(self.states[each.key].job, each.configs):
+                        self._keep(each, measured, runner)
             self._confirm_all(runner, why)
         return why
 
@@ -363,19 +364,23 @@ class _Run:
             runner.prepare(state.job, configs, best=state.times.get(state.best))
         return _Round(key, configs, predicted, time.monotonic() - begin)
 
-    def _finish_round(self, begun: _Round, runner: Measuring) -> None:
-        state, configs = self.states[begun.key], begun.configs
+    def _finish_round(self, rounds: deque[_Round], runner: Measuring) -> None:
+        state, configs = self.states[rounds[0].key], rounds[0].configs
         begin = time.monotonic()
-        with self.trace.span("tune.round", task=begun.key, label=state.label) as span:
+        with self.trace.span("tune.round", task=rounds[0].key, label=state.label) as span:
             trials, failures = state.trials, state.failures.copy()
             if configs:
                 best = state.times.get(state.best)
                 deadline = self.deadline - self._reserved()
                 measured = runner.measure(state.job, configs, best=best, deadline=deadline)
-                measured = interleaved(state, measured, runner, deadline)
+            begun = rounds.popleft()
+            if configs:
+                try:
+                    measured = interleaved(state, measured, runner, deadline)
+                finally:
+                    self._keep(begun, measured, runner)
                 if not runner.ahead:
                     self._note_builds(measured)
-                self._keep(begun, measured, runner)
             span.note(
                 best=state.standing.best,
                 before=state.before,

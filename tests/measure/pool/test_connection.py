@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from itertools import count
 
 import pytest
 
-from tests.measure.pool.threads import ThreadWorkers
+from tests.measure.pool.threads import ThreadWorkers, until
 from tilewright.hw import host
 from tilewright.hw.machine import to_text
 from tilewright.measure.pool.connection import PoolDevice
@@ -37,8 +38,8 @@ def test_many_drivers_of_a_user_have_one_share(monkeypatch: pytest.MonkeyPatch) 
         for user in (*(driver() for _ in range(6)), "somebody else", "somebody else"):
             waiting.append(threading.Thread(target=work, args=(user,)))
             waiting[-1].start()
-            while turns.waiting < len(waiting):
-                pass
+            for _ in until(lambda: turns.waiting == len(waiting)):
+                time.sleep(0.001)
     for thread in waiting:
         thread.join(20)
     assert [user == "somebody else" for user in order] == [False, True, False, True, *[False] * 4]

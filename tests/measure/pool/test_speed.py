@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-import time
-
 import msgspec
 import pytest
 
-from tests.measure.pool.threads import LABEL, Driver, TestTimer, Trouble, expected, pool, seconds
+from tests.measure.pool.threads import (
+    LABEL,
+    Driver,
+    TestTimer,
+    Trouble,
+    expected,
+    pool,
+    seconds,
+    until,
+    works_a_little,
+)
 from tilewright.measure.pool.references import DRIFT, References
 from tilewright.measure.pool.turns import Stopwatch
 from tilewright.measure.pool.wire import TrialAnswer, TrialRequest
@@ -18,16 +26,12 @@ pytest.importorskip("ray")  # its version must agree on all nodes
 pytestmark = pytest.mark.usefixtures("token")
 
 
-def works_a_little(request: TrialRequest, watch: Stopwatch) -> None:
-    time.sleep(0.02)
-
-
 def test_a_device_that_is_slower_than_its_fellows_is_set_aside(job: TaskJob, configs: list[Config]) -> None:
     workers = pool(lambda: TestTimer("node0"), lambda: TestTimer("node1", reference=1.6e-5))
     with Driver(workers) as runner:
         for config in configs:
             runner.measure(job, [config])
-        while "timer/node1" not in str(workers.aside):
+        for _ in until(lambda: "timer/node1" in str(workers.aside)):
             runner.measure(job, configs)
     assert workers.aside == {
         f"timer/node1/{LABEL}/0": "its reference kernel takes 1.60x the time of its fellows'"
@@ -92,13 +96,13 @@ def test_trials_of_a_device_that_changes_are_measured_again(
         lambda: TestTimer("node1", works_a_little),
         lambda: TestTimer("node2", works_a_little),
     )
-    timer = workers.handles[f"timer/node0/{LABEL}/0"].actor
+    timer, is_for_good = workers.handles[f"timer/node0/{LABEL}/0"].actor, len(trials) > 1
     with Driver(workers) as runner:
-        while len(timer.measured) < 9 and not workers.aside:
+        for _ in until(lambda: workers.aside if is_for_good else len(timer.measured) >= 9):
             found = runner.measure(job, configs)
             assert [each.seconds for each in found] == expected(job, configs)
             runner.acknowledge(job, found)
-    assert bool(workers.aside) == (len(trials) > 1)
+    assert bool(workers.aside) == is_for_good
 
 
 def test_a_device_that_is_faster_than_two_others_is_set_aside(job: TaskJob, configs: list[Config]) -> None:
@@ -108,7 +112,7 @@ def test_a_device_that_is_faster_than_two_others_is_set_aside(job: TaskJob, conf
         lambda: TestTimer("node2", works_a_little),
     )
     with Driver(workers) as runner:
-        while not workers.aside:
+        for _ in until(lambda: workers.aside):
             runner.acknowledge(job, runner.measure(job, configs))
     assert workers.aside == {
         f"timer/node0/{LABEL}/0": "its reference kernel takes 0.50x the time of its fellows'"

@@ -7,7 +7,8 @@ build gives code without contents, and a trial a time that follows from its conf
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from typing import Any
@@ -86,6 +87,18 @@ class TestTimer(Timer):
         config = request.candidate.config
         found = Measurement(config, (seconds_of(request.trial),), 0.0, self._failure)
         return TrialAnswer(request.trial, found, self._reference, 0.5)
+
+
+def works_a_little(request: TrialRequest, watch: Stopwatch) -> None:
+    time.sleep(0.02)
+
+
+def until(is_so: Callable[[], object]) -> Iterator[None]:
+    """Again and again until something is so, which is a failure after a minute."""
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline, "it did not happen within a minute"
+        yield
 
 
 def seconds_of(trial: str) -> float:

@@ -8,14 +8,17 @@ pseudo-device; everything else is real.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
+import resource
 import signal
 import socket
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from random import Random
 from typing import Any
 
@@ -34,6 +37,8 @@ from tilewright.space.template import Work
 
 PSEUDO = Device("cpu:pseudo", timing="tilewright.testing.pool:serve")
 _CONFIGS = 6
+_OPEN_FILES = 1024  # the limit of an ordinary machine, which Ray raises
+_AGAIN_SECONDS = 2.0  # after which gRPC connects again
 
 
 def free_port() -> int:
@@ -49,23 +54,36 @@ def small_model() -> tuple[Any, tuple[Any, ...]]:
     return torch.nn.Linear(24, 16).eval(), (torch.randn(8, 24),)
 
 
-def listening() -> list[tuple[str, int]]:
-    """The addresses and ports at which the processes of this user's nodes listen."""
-    nodes = [psutil.Process(node["pid"]) for node in cluster.nodes_here().values()]
-    processes = [each for node in nodes for each in (node, *node.children(recursive=True))]
+def listening(parents: Iterable[psutil.Process]) -> list[tuple[str, int]]:
+    """The addresses and ports at which these processes and their children listen."""
     found = set()
-    for process in processes:
-        for connection in process.net_connections("inet"):
-            if connection.status == psutil.CONN_LISTEN:
-                found.add((connection.laddr.ip.removeprefix("::ffff:"), connection.laddr.port))
+    for process in [each for parent in parents for each in (parent, *parent.children(recursive=True))]:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since
+            for connection in process.net_connections("inet"):
+                if connection.status == psutil.CONN_LISTEN:
+                    found.add((connection.laddr.ip.removeprefix("::ffff:"), connection.laddr.port))
     return sorted(found)
 
 
+def nodes() -> list[psutil.Process]:
+    """The processes of this user's nodes."""
+    return [psutil.Process(node["pid"]) for node in cluster.nodes_here().values()]
+
+
 def strangers(ports: list[int]) -> dict[int, dict[str, dict[str, str]]]:
-    """The answers of ports to requests without the token."""
+    """The answers of ports to requests without the token. A port that says nothing is asked again, and left out if
+    nothing listens there any more."""
     from tests.measure.pool import stranger
 
-    return {port: {"grpc": stranger.grpc_codes(port), "http": stranger.http_codes(port)} for port in ports}
+    def asked(port: int) -> dict[str, dict[str, str]]:
+        return {"grpc": stranger.grpc_codes(port), "http": stranger.http_codes(port)}
+
+    found = {port: asked(port) for port in ports}
+    for port in [port for port, answers in found.items() if not any(answers.values())]:
+        time.sleep(_AGAIN_SECONDS)
+        found[port] = asked(port)
+    still = {port for _, port in listening(nodes())}
+    return {port: answers for port, answers in found.items() if any(answers.values()) or port in still}
 
 
 def without_a_node_here(address: str) -> str:
@@ -104,9 +122,11 @@ def main() -> None:
     try:
         address = cluster.up(share, free_port())
         cluster.join(share, address)
-        ports = listening()
+        ports = listening(nodes())
         refused = strangers([port for _, port in ports]) if importlib.util.find_spec("grpc") else {}
         elsewhere = without_a_node_here(address)
+        limit = (_OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
         with cluster.connected(address, cluster.read_token(address)):
             workers = Workers()
             workers.refresh()
@@ -114,28 +134,29 @@ def main() -> None:
             with PoolRunner(workers, 1, user="tester", seed=7) as runner:
                 first = runner.measure(job, configs)
                 runner.acknowledge(job, first)
-                nodes = {device.rpartition(" on ")[2] for device in runner.use}
+                used = {device.rpartition(" on ")[2] for device in runner.use}
                 killer = kill_at_work(runner, timers[0])
                 second = runner.measure(job, configs)
                 killer.join()
                 again = runner.given_again
-            print(
-                json.dumps(
-                    {
-                        "nodes": len({timer.hello.node for timer in timers}),
-                        "timers": len(timers),
-                        "builders": len(builders),
-                        "network": any(timer.hello.network for timer in timers),
-                        "listening": sorted({ip for ip, _ in ports}),
-                        "strangers": refused,
-                        "elsewhere": elsewhere,
-                        "measured": [each.seconds for each in first],
-                        "on": len(nodes),
-                        "after a timer was killed": [each.seconds for each in second],
-                        "given again": again,
-                    }
-                )
+        print(
+            json.dumps(
+                {
+                    "nodes": len({timer.hello.node for timer in timers}),
+                    "timers": len(timers),
+                    "builders": len(builders),
+                    "network": any(timer.hello.network for timer in timers),
+                    "listening": sorted({ip for ip, _ in ports}),
+                    "strangers": refused,
+                    "elsewhere": elsewhere,
+                    "measured": [each.seconds for each in first],
+                    "on": len(used),
+                    "after a timer was killed": [each.seconds for each in second],
+                    "given again": again,
+                    "limit restored": resource.getrlimit(resource.RLIMIT_NOFILE) == limit,
+                }
             )
+        )
     finally:
         cluster.down()
 

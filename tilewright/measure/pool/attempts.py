@@ -45,6 +45,7 @@ class Work:
     failed_on: Worker | None = None  # the device that failed the candidate, until another has too
     failure: str = ""  # how it failed there
     doubted: Worker | None = None  # the device that answered while its speed was another
+    is_wanted: bool = True  # otherwise nobody does it again
 
     @property
     def tried(self) -> set[str]:
@@ -126,6 +127,8 @@ class Overdue:
             if now > question.deadline:
                 del self._questions[reference]
                 for each, _ in self._late(running, question.worker, now):
+                    if each in ready:
+                        continue
                     yield each, TimeoutError(f"no reply within {self._reply:.0f} s")
         asked = {question.worker.name for question in self._questions.values()}
         for worker in {a.worker.name: a.worker for a in running.values() if now > a.look}.values():

@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import re
+import resource
 import secrets
 import signal
 import socket
@@ -236,9 +237,7 @@ def connected(
         )
     from ray._raylet import AuthenticationTokenLoader, Config
 
-    is_main = threading.current_thread() is threading.main_thread()
-    handler = signal.getsignal(signal.SIGTERM)
-    with _variables(_environment(token)):
+    with _variables(_environment(token)), _restored():
         # Ray reads the environment when it is imported: once more, with this pool's token.
         Config.initialize("")
         AuthenticationTokenLoader.instance().reset_cache()
@@ -264,8 +263,19 @@ def connected(
             yield
         finally:
             ray.shutdown()
-            if is_main:
-                signal.signal(signal.SIGTERM, handler)  # Ray has put its own there, which ends the process
+
+
+@contextlib.contextmanager
+def _restored() -> Iterator[None]:
+    """Ray handles SIGTERM, which then ends the process, and raises the limit of open files: only for this long."""
+    is_main = threading.current_thread() is threading.main_thread()
+    handler, limit = signal.getsignal(signal.SIGTERM), resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+        if is_main:
+            signal.signal(signal.SIGTERM, handler)
 
 
 def _init(address: str) -> None:

@@ -54,10 +54,8 @@ from tilewright.space.space import Config
 GIVEN = 3  # times a work item is given out at most: once, and again at most twice
 _BUILD_SECONDS, _TRIAL_SECONDS = 120.0, 180.0  # of work on one, after which a worker is taken to hang
 _TICK = 0.05
-_NEWS_SECONDS, _REFRESH_SECONDS = (
-    0.2,
-    5.0,
-)  # between two looks for workers: while some are expected, and otherwise
+# Between two looks for workers: while some are expected, and otherwise.
+_NEWS_SECONDS, _REFRESH_SECONDS = 0.2, 5.0
 _DISPUTED = ("wrong", "crash")  # failures that a bad device would cause too: two devices have to agree
 _AGREEING = 2  # fellows that a device is compared with, if there are so many
 _SECOND_OPINION = "second opinion"
@@ -177,6 +175,8 @@ class PoolRunner:
 
     def prepared(self, job: Job, configs: Sequence[Config]) -> list[Measurement]:
         """The prepared configs that have been measured; the others are forgotten."""
+        if self._running:
+            self._take_answers()
         return self.measure(job, configs, deadline=0.0)
 
     def build(self, job: Job, configs: Sequence[Config], deadline: float | None = None) -> None:
@@ -206,7 +206,7 @@ class PoolRunner:
         for config in trials:
             del self._trials[job, config]
         if unended:
-            self._waiting.remove({trial.work for trial in trials.values() if trial.work is not None})
+            self._waiting.forget({trial.work for trial in trials.values() if trial.work is not None})
         self._forget_code()
         found = (trials[config].found for config in configs)
         return [each for each in found if each is not None]
@@ -252,7 +252,7 @@ class PoolRunner:
 
         self._work_off(is_done, deadline, self._is_spent)
         if len(raced) < len(groups):
-            self._waiting.remove(ordered)
+            self._waiting.forget(ordered)
         times = comparable(raced, anchor)
         self._forget_code()
         return [times.get(config, []) for config in configs]
@@ -375,16 +375,20 @@ class PoolRunner:
             self._used(worker, 1, reply.busy)
             if self._changed_speed(worker, reply.reference) and work.doubted is None:
                 work.doubted = worker
-                return _SECOND_OPINION
+                return second_opinion(worker)
             if measured.failure in _DISPUTED and work.failed_on is None and self._fellows(worker):
                 work.failed_on, work.failure = worker, measured.failure
-                return _SECOND_OPINION
+                return second_opinion(worker)
             if work.failed_on is not None and not measured.failure:
                 reason = f"it failed a candidate ({work.failure}) that is right on {worker.name}"
                 self._set_aside(work.failed_on, reason, for_good=work.failure == "wrong")
             self._answered_by[job, config] = name, worker
             trial.end(measured)
             return ""
+
+        def second_opinion(worker: Worker) -> str:
+            worker.tell("acknowledge", [name])  # it would give this answer again
+            return _SECOND_OPINION
 
         def give_up() -> None:
             trial.end(None)
@@ -458,8 +462,7 @@ class PoolRunner:
             self._dispatch()
             if not self._running and self._waiting:
                 self._stuck()
-            for attempt, answer in self._answers():
-                self._take(attempt, answer)
+            self._take_answers()
             if time.monotonic() - self._refreshed > (
                 _NEWS_SECONDS if self.workers.has_news else _REFRESH_SECONDS
             ):
@@ -488,13 +491,18 @@ class PoolRunner:
         for reference, error in hanging.items():
             yield self._running.pop(reference), error
 
+    def _take_answers(self) -> None:
+        for attempt, answer in self._answers():
+            self._take(attempt, answer)
+
     def _take(self, attempt: Attempt, answer: Any) -> None:
         worker, work = attempt.worker, attempt.work
         self._waiting.load[worker.name] -= 1
         if isinstance(answer, LostObject) and work.rebuild is not None:
             attempt.is_answered = attempt.has_ended = True
-            self.given_again += 1
-            work.rebuild()
+            if work.is_wanted:
+                self.given_again += 1
+                work.rebuild()
             return
         attempt.is_answered, attempt.has_ended = not isinstance(answer, BaseException), True
         if isinstance(answer, BaseException):
@@ -519,7 +527,7 @@ class PoolRunner:
                 work.lost.append(worker.name)
             self._set_aside(worker, trouble, for_good=False)
         if len(work.lost) < GIVEN:
-            self.given_again += 1
+            self.given_again += work.is_wanted
             self._waiting.add(work)
         else:
             self._note(f"given up after {GIVEN} attempts: {trouble}")
@@ -560,8 +568,9 @@ class PoolRunner:
 
     def _changed_speed(self, worker: Worker, reference: float) -> bool:
         """Compare a device's reference kernel with its first times, and with those of other devices of its label.
-        Returns whether another device should measure this trial again. A device that is much slower for a while, or
-        much faster than its fellows, is set aside. The only device of its label is used all the same, with a note."""
+        Returns whether another device should measure this trial again. A device that has been much slower for some
+        trials is set aside, and so is one that is much faster than its fellows. The only device of its label is used
+        all the same, with a note."""
         if not reference:
             return False
         seen, fellows = worker.references, self._fellows(worker)

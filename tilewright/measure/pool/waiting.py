@@ -7,7 +7,7 @@ looked at, however much that is.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from tilewright.measure.pool.attempts import Work
 from tilewright.measure.pool.workers import Worker
@@ -33,14 +33,18 @@ class Waiting:
         return [kind for kind, queue in self._queues.items() if queue]
 
     def add(self, work: Work, *, first: bool = False) -> None:
-        """`first`: before what waits already."""
+        """`first`: before what waits already. What was forgotten is not added again."""
+        if not work.is_wanted:
+            return
         queue = self._queues.setdefault(work.timers, deque())
         if first:
             queue.appendleft(work)
         else:
             queue.append(work)
 
-    def remove(self, works: Container[Work]) -> None:
+    def forget(self, works: Collection[Work]) -> None:
+        for work in works:
+            work.is_wanted = False
         self._queues = {
             kind: deque(work for work in queue if work not in works) for kind, queue in self._queues.items()
         }
@@ -70,7 +74,9 @@ class Waiting:
 
 
 def _untried(work: Work, workers: list[Worker], room: list[Worker]) -> list[Worker]:
-    """Those with room that have not tried it; if all workers have tried it, any of them."""
-    if all(worker.name in work.tried for worker in workers):
-        return room
-    return [worker for worker in room if worker.name not in work.tried]
+    """Those with room that have not tried it; if all workers have tried it, any of them but the one that failed the
+    candidate: it cannot confirm itself while there is another."""
+    left_out = work.tried
+    if all(worker.name in left_out for worker in workers):
+        left_out = {work.failed_on.name} if work.failed_on is not None and len(workers) > 1 else set()
+    return [worker for worker in room if worker.name not in left_out]

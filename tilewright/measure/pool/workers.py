@@ -30,8 +30,7 @@ _CLOCK_SECONDS = 60.0  # by which a node's clock may be off
 _UNREACHED = 2  # troubles in a row, after which a worker that cannot be reached is started anew
 _PAUSE, _MAX_PAUSE = 1.0, 60.0  # seconds without work after trouble: at first, at most
 _CONNECT_SECONDS = 2.0  # for one connection to the first node
-
-
+_CONNECT_PAUSE = 0.1  # before it is tried again
 _GONE_SECONDS = 20.0  # without an answer from the first node; Ray ends a driver after 60
 
 
@@ -48,6 +47,7 @@ def answers(address: str, patience: float) -> bool:
         except OSError:
             if time.monotonic() > deadline:
                 return False
+            time.sleep(_CONNECT_PAUSE)
 
 
 class LostObject(Exception):

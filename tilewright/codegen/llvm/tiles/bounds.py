@@ -9,6 +9,7 @@ masks: a masked vector costs four more instructions than a plain one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -18,9 +19,33 @@ from tilewright.codegen.llvm.tiles.expressions import SPACED, Expressions
 from tilewright.codegen.llvm.tiles.values import Lazy, Location, tile_type
 from tilewright.codegen.llvm.types import I64
 from tilewright.dtypes import DType
+from tilewright.te.scalars import SCALARS
 from tilewright.tile.ir import Op, TileType, Value
 
 _LOADS = ("load", "load_block")
+_CHEAP = frozenset(
+    [
+        "abs",
+        "add",
+        "and",
+        "eq",
+        "fma",
+        "le",
+        "lt",
+        "max",
+        "min",
+        "mul",
+        "ne",
+        "neg",
+        "not",
+        "or",
+        "select",
+        "shl",
+        "shr",
+        "sub",
+        "xor",
+    ]
+)
 
 
 class Bounds(Expressions):
@@ -95,7 +120,14 @@ class Bounds(Expressions):
             def vectors(start: ir.Value, count: int) -> None:
                 body([locate(self.plus(start, number * lanes)) for number in range(count)])
 
-            self.in_parts(roots, shape[-1], unroll, locate, vectors, mask)
+            # Rows of a tile that only move data wait for memory: loops in parts cost each of them more than masks do.
+            is_row = math.prod(shape[:-1]) == 1
+            computes = is_row or any(self._is_function(each) for each in self.expression(roots))
+            self.in_parts(roots if computes else (), shape[-1], unroll, locate, vectors, mask)
+
+    def _is_function(self, value: Value) -> bool:
+        name = self.env[value].op.name
+        return name in SCALARS and name not in _CHEAP
 
     def in_parts(
         self,

@@ -50,7 +50,7 @@ def saved(path: Path, model: torch.nn.Module, features: int) -> bytes:
     return path.read_bytes()
 
 
-def put_in_place(path: Path, artifact: bytes) -> None:
+def overwrite(path: Path, artifact: bytes) -> None:
     """Put another artifact in the file's place, as a whole."""
     path.with_suffix(".new").write_bytes(artifact)
     path.with_suffix(".new").rename(path)
@@ -164,7 +164,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.tw"
         artifacts = [saved(path, model, width) for model in models]
-        put_in_place(path, artifacts[0])
+        overwrite(path, artifacts[0])
         folders = (*sys.path[:2], os.environ.get("PYTHONPATH", ""))
         os.environ["PYTHONPATH"] = os.pathsep.join(folders)  # for replicas
         connect(num_cpus=4, logging_level="ERROR")
@@ -180,7 +180,7 @@ def main() -> None:
         while time.monotonic() + given.update_every < begin + given.seconds:
             time.sleep(given.update_every / 2)
             replaced += 1
-            put_in_place(path, artifacts[replaced % 2])
+            overwrite(path, artifacts[replaced % 2])
             updates += taken_up(clients, replaced % 2, given.update_every / 2)
         for thread in (memory, *clients):
             thread.join()

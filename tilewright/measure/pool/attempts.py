@@ -45,7 +45,7 @@ class Work:
     failed_on: Worker | None = None  # the device that failed the candidate, until another has too
     failure: str = ""  # how it failed there
     doubted: Worker | None = None  # the device that answered while its speed was another
-    is_wanted: bool = True  # otherwise nobody does it again
+    is_wanted: bool = True  # otherwise it is not given again
 
     @property
     def tried(self) -> set[str]:

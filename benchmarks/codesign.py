@@ -5,7 +5,7 @@
     python benchmarks/codesign.py --rows FILE [FILE ...]
     python benchmarks/codesign.py --agreement --data FOLDER [--markdown benchmarks/results/codesign_agreement.md]
 
-`--all` prints what is asked, what is measured and whether it is met, each goal as soon as it is measured. The exit
+`--all` prints the goal, the measured value and whether it is met, each goal as soon as it is measured. The exit
 status is 1 if one is not met. `--rows` predicts rows of files with the columns of the FireSim files below, by the
 correction that Tilewright ships.
 

@@ -1,4 +1,4 @@
-"""Every goal of co-design that needs no RTL: what is asked, what is measured, and whether it is met.
+"""Every goal of co-design that needs no RTL: the goal, the measured value, and whether it is met.
 
 `codesign.py --all` and `codesign.py --rows` run this.
 """

@@ -23,7 +23,6 @@ import contextlib
 import json
 import math
 import os
-import random
 import statistics
 import tempfile
 import time
@@ -38,6 +37,7 @@ import torch
 from torch import nn
 
 import tilewright
+from baselines.intervals import interval
 from tilewright.support.trace import Trace
 from tilewright.zoo import registry
 
@@ -119,19 +119,6 @@ def interleaved(
         for name, call in systems.items():
             times[name].append(seconds_of(call, calls[name], device))
     return times
-
-
-def interval(baseline: Sequence[float], own: Sequence[float]) -> tuple[float, float]:
-    """Of the ratio of medians, by drawing turns again."""
-    rng = random.Random(0)
-    ratios = []
-    for _ in range(1000):
-        turns = [rng.randrange(len(own)) for _ in own]
-        ratios.append(
-            statistics.median(baseline[t] for t in turns) / statistics.median(own[t] for t in turns)
-        )
-    ratios.sort()
-    return ratios[25], ratios[974]
 
 
 def first(result: Any) -> torch.Tensor:

@@ -24,7 +24,6 @@ import fcntl
 import json
 import math
 import os
-import random
 import statistics
 import subprocess
 import sys
@@ -39,6 +38,7 @@ import torch
 from torch import nn
 
 import tilewright
+from baselines.intervals import interval
 from tilewright.hw.gpu import detect
 from tilewright.knobs import DEPENDENT_LAUNCHES
 from tilewright.runtime.cuda.model import GpuModel
@@ -134,19 +134,6 @@ def relative_error(result: torch.Tensor, expected: torch.Tensor) -> float:
     if not torch.isfinite(wide).all():
         return math.nan
     return float(torch.linalg.vector_norm(wide - expected) / torch.linalg.vector_norm(expected))
-
-
-def interval(baseline: Sequence[float], own: Sequence[float]) -> tuple[float, float]:
-    """Of the ratio of medians, by drawing turns again."""
-    rng = random.Random(0)
-    ratios = []
-    for _ in range(1000):
-        turns = [rng.randrange(len(own)) for _ in own]
-        ratios.append(
-            statistics.median(baseline[t] for t in turns) / statistics.median(own[t] for t in turns)
-        )
-    ratios.sort()
-    return ratios[25], ratios[974]
 
 
 @contextlib.contextmanager

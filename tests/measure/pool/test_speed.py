@@ -8,7 +8,10 @@ import pytest
 from tests.measure.pool.threads import (
     LABEL,
     Driver,
+    Ended,
+    Handle,
     TestTimer,
+    ThreadWorkers,
     Trouble,
     expected,
     pool,
@@ -16,7 +19,7 @@ from tests.measure.pool.threads import (
     until,
     works_a_little,
 )
-from tilewright.measure.pool.references import DRIFT, References
+from tilewright.measure.pool.references import DRIFT, References, Speed
 from tilewright.measure.pool.turns import Stopwatch
 from tilewright.measure.pool.wire import TrialAnswer, TrialRequest
 from tilewright.measure.trial import TaskJob
@@ -65,6 +68,72 @@ def test_the_only_device_is_used_although_it_becomes_slower(job: TaskJob, config
     assert not workers.aside
     (note,) = runner.notes
     assert "it became 2.00x slower" in note and "No other device can do its work" in note
+
+
+def again(workers: ThreadWorkers) -> ThreadWorkers:
+    """The same actors, as a new driver meets them."""
+    met = ThreadWorkers({})
+    met.handles = workers.handles
+    return met
+
+
+def test_a_new_driver_knows_of_a_device_that_it_became_slower(job: TaskJob, configs: list[Config]) -> None:
+    """The device tells it; else the slow times would be the first ones, which are what it is compared with."""
+    workers = pool(lambda: Slowing("node0"))
+    with Driver(workers) as first:
+        first.acknowledge(job, first.measure(job, configs))
+    met = again(workers)
+    met.handles[f"timer/node1/{LABEL}/0"] = Handle(lambda: TestTimer("node1", works_a_little))
+    with Driver(met) as second:
+        second.measure(job, configs[:1])
+    assert list(met.aside) == [f"timer/node0/{LABEL}/0"] and "2.00x slower" in str(met.aside)
+
+
+class Unreached(TestTimer):
+    """Does not answer the first greetings of a driver."""
+
+    greetings = 2
+
+    def hello(self) -> bytes:
+        self.greetings -= 1
+        if self.greetings >= 0:
+            raise Ended("its connections broke")
+        return super().hello()
+
+
+def test_a_slower_device_waits_for_those_that_cannot_be_reached(job: TaskJob, configs: list[Config]) -> None:
+    workers = pool(lambda: Slowing("node0"))
+    with Driver(workers) as first:
+        first.acknowledge(job, first.measure(job, configs))
+    met = again(workers)
+    met.handles[f"timer/node1/{LABEL}/0"] = Handle(lambda: Unreached("node1"))
+    slow, steady = (met.handles[f"timer/node{n}/{LABEL}/0"].actor for n in range(2))
+    before = len(slow.measured)
+    with Driver(met) as second:
+        assert seconds(second, job, configs) == expected(job, configs)
+    assert f"timer/node0/{LABEL}/0" in met.aside
+    assert (
+        len(steady.measured) == len(configs) and len(slow.measured) - before <= 2
+    )  # what it was given first
+
+
+def test_devices_that_become_slower_together_go_on(job: TaskJob, configs: list[Config]) -> None:
+    """Such as all cards of a machine whose clocks were lowered."""
+    workers = pool(*(lambda n=n: TestTimer(f"node{n}", works_a_little) for n in range(3)))
+    with Driver(workers) as first:
+        for _ in until(
+            lambda: all(t.references.change == 1.0 and t.references.are_known for t in workers.timers())
+        ):
+            first.acknowledge(job, first.measure(job, configs))
+    for name, handle in workers.handles.items():
+        if name.startswith("timer/"):
+            handle.actor._reference *= 1.5
+            handle.actor._references = References(Speed((1e-5,) * 3, (1.5e-5,) * 3, 9))
+    met = again(workers)
+    with Driver(met) as second:
+        for _ in until(lambda: len(second.notes) >= 3):
+            second.acknowledge(job, second.measure(job, configs))
+    assert not met.aside and all("like its fellows" in note for note in second.notes[:3])
 
 
 class Changing(TestTimer):

@@ -33,6 +33,7 @@ from tilewright.measure.kernel_build import BuildKernel
 from tilewright.measure.kernel_job import DataFile, Grid3, KernelJob
 from tilewright.measure.measurement import Measurement
 from tilewright.measure.pool import calibrations
+from tilewright.measure.pool.references import UNKNOWN, References, Speed
 from tilewright.measure.pool.turns import DeviceGate, FairTurns, Requests, Stopwatch, starting
 from tilewright.measure.pool.wire import (
     BuildAnswer,
@@ -94,7 +95,12 @@ class _Worker:
             yield
 
     def _introduced(
-        self, label: str = "", machine: str = "", pseudo: bool = False, calibration: str = ""
+        self,
+        label: str = "",
+        machine: str = "",
+        pseudo: bool = False,
+        calibration: str = "",
+        speed: Speed = UNKNOWN,
     ) -> bytes:
         """The reply to a greeting, as a Hello."""
         hello = Hello(
@@ -110,6 +116,7 @@ class _Worker:
             pseudo,
             calibration,
             not can_remove_network(),
+            speed,
         )
         return encode(hello)
 
@@ -181,10 +188,12 @@ class Timer(_Worker):
         self._runner: Runner | None = None  # for all users: their validation inputs have different seeds
         self._launches: OrderedDict[bytes, tuple[KernelJob, DataFile]] = OrderedDict()
         self._answers: OrderedDict[str, bytes] = OrderedDict()  # found, and not yet acknowledged
+        self._references = References()  # kept here too: a device outlives its drivers
 
     def hello(self) -> bytes:
         measured = "" if self._timing else calibrations.stored(self._machine)
-        return self._introduced(self._label, self._machine, bool(self._timing), measured)
+        speed = self._references.speed
+        return self._introduced(self._label, self._machine, bool(self._timing), measured, speed)
 
     def acknowledge(self, trials: list[str]) -> None:
         """Forget these answers: the driver has written them to disk."""
@@ -206,9 +215,12 @@ class Timer(_Worker):
             if trouble := self._refused(request.job, request.candidate, code, data):
                 return encode(TrialAnswer(request.trial, trouble=trouble))
             try:
-                answer = encode(self._measured(request, code, data, watch))
+                measured = self._measured(request, code, data, watch)
             except (OSError, MeasurementError) as error:
                 return encode(TrialAnswer(request.trial, trouble=_trouble(error)))
+            if measured.reference:
+                self._references.add(measured.reference)
+            answer = encode(measured)
             self._answers[request.trial] = answer
             while len(self._answers) > _KEPT_ANSWERS:
                 self._answers.popitem(last=False)

@@ -390,10 +390,7 @@ class PoolRunner:
             worker.tell("acknowledge", [name])  # it would give this answer again
             return _SECOND_OPINION
 
-        def give_up() -> None:
-            trial.end(None)
-
-        work = Work(name, begin, done, give_up, sent.job.described, self.patience)
+        work = Work(name, begin, done, lambda: trial.end(None), sent.job.described, self.patience)
         return work
 
     def _race(
@@ -425,9 +422,7 @@ class PoolRunner:
             raced.append(dict(zip(configs, reply.times, strict=True)))
             return ""
 
-        def give_up() -> None:
-            raced.append(dict.fromkeys(configs, ()))
-
+        give_up = partial(raced.append, dict.fromkeys(configs, ()))
         return Work(name, begin, done, give_up, sent.job.described, self.patience + seconds)
 
     def _as_sent(self, job: Job) -> _Sent:
@@ -568,33 +563,38 @@ class PoolRunner:
 
     def _changed_speed(self, worker: Worker, reference: float) -> bool:
         """Compare a device's reference kernel with its first times, and with those of other devices of its label.
-        Returns whether another device should measure this trial again. A device that has been much slower for some
-        trials is set aside, and so is one that is much faster than its fellows. The only device of its label is used
-        all the same, with a note."""
+        Returns whether another device should measure this trial again. A device that became much slower than they are
+        is set aside, and one that is much faster. The only one of its label, with none away, is used, with a note."""
         if not reference:
             return False
         seen, fellows = worker.references, self._fellows(worker)
+        is_only = not fellows and not self.workers.are_away(worker.hello.label)
         seen.add(reference)
         others = [each.references.now for each in fellows if each.references.are_known]
         is_comparable = len(others) >= min(_AGREEING, len(fellows))
-        if seen.change > DRIFT:
-            reason = f"it became {seen.change:.2f}x slower: its clock or its load changed"
-            if fellows:
+        ratio = ratio_to(others, seen.now) if others and is_comparable and seen.are_known else 0.0
+        where, slower = f"{worker.name} on {worker.host}", f"it became {seen.change:.2f}x slower"
+        if seen.change > DRIFT and (ratio or not others):
+            reason = f"{slower}: its clock or its load changed"
+            if not is_only:
                 self._set_aside(worker, reason)
             elif worker.name not in self._slower:
                 self._slower.add(worker.name)
-                self._note(f"{worker.name} on {worker.host}: {reason}. No other device can do its work")
-        elif others and is_comparable and seen.are_known and (ratio := ratio_to(others, seen.now)):
+                self._note(f"{where}: {reason}. No other device can do its work")
+        elif ratio:
             self._set_aside(worker, f"its reference kernel takes {ratio:.2f}x the time of its fellows'")
-        elif seen.change * DRIFT < 1.0 and is_comparable:
-            self._note(
-                f"{worker.name} on {worker.host}: it became {1 / seen.change:.2f}x faster than at first"
+        elif not 1.0 / DRIFT <= seen.change <= DRIFT and is_comparable:
+            how = (
+                f"it became {1 / seen.change:.2f}x faster"
+                if seen.change < 1.0
+                else f"like its fellows, {slower}"
             )
+            self._note(f"{where}: {how} than at first")
             seen.begin_anew()
         expected = seen.usual or (statistics.median(others) if others and is_comparable else reference)
         is_off = not expected / DRIFT <= reference <= DRIFT * expected
-        return bool(fellows) and (is_off or worker.name in self.workers.aside)
+        return not is_only and (is_off or worker.name in self.workers.aside)
 
     def _forget_code(self) -> None:
-        while len(self._code) > _KEPT_CODE:
-            del self._code[next(iter(self._code))]
+        for key in list(self._code)[:-_KEPT_CODE]:
+            del self._code[key]

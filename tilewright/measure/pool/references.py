@@ -6,17 +6,34 @@ import statistics
 from collections import deque
 from collections.abc import Sequence
 
+import msgspec
+
 DRIFT = 1.25  # factor by which the reference kernel may differ from the first times, or from those of other devices
 _NEEDED = 3  # times whose median counts
+
+
+class Speed(msgspec.Struct, frozen=True):
+    """What a device knows of its own reference kernel, which outlives the driver that saw it."""
+
+    first: tuple[float, ...] = ()
+    last: tuple[float, ...] = ()
+    count: int = 0
+
+
+UNKNOWN = Speed()
 
 
 class References:
     """The first times of a device, which are what it is compared with however long it runs, and the last ones."""
 
-    def __init__(self) -> None:
-        self._first: list[float] = []
-        self._last: deque[float] = deque(maxlen=_NEEDED)
-        self._count = 0
+    def __init__(self, speed: Speed = UNKNOWN) -> None:
+        self._first: list[float] = list(speed.first)
+        self._last: deque[float] = deque(speed.last, maxlen=_NEEDED)
+        self._count = speed.count
+
+    @property
+    def speed(self) -> Speed:
+        return Speed(tuple(self._first), tuple(self._last), self._count)
 
     def add(self, seconds: float) -> None:
         self._count += 1

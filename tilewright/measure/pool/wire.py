@@ -17,6 +17,7 @@ import msgspec
 from tilewright.measure.jobs import Job
 from tilewright.measure.kernel_job import Grid3, KernelSpec
 from tilewright.measure.measurement import Measurement
+from tilewright.measure.pool.references import UNKNOWN, Speed
 from tilewright.measure.trial import TaskJob
 from tilewright.space.space import Config
 
@@ -36,6 +37,7 @@ class Hello(msgspec.Struct, frozen=True):
     pseudo: bool = False  # a stand-in for a device: its times are not those of a machine
     calibration: str = ""  # of the device's machine, as JSON; "" if it was not calibrated
     network: bool = True  # whether what it runs can reach a network
+    speed: Speed = UNKNOWN  # of the device, as drivers before this one saw it
 
 
 class PoolJob(msgspec.Struct, frozen=True):

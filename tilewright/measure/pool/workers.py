@@ -120,12 +120,13 @@ class Workers:
         self._hellos: dict[str, Hello] = {}  # the last of each worker, also of those that are away
         self._greetings: dict[Any, _Greeting] = {}  # by reference: who was greeted and has not answered yet
         self._label = ""  # of the device that was chosen
+        self._there: set[str] = set()  # the names of all workers, also of those that do not answer
         self.warnings: list[str] = []
 
     def refresh(self, wait: float = _HELLO_SECONDS) -> dict[str, str]:
         """Look for workers, and return those that are newly found unusable, with the reason. New ones are greeted; if a
         greeting is not answered within `wait` seconds, it is checked again next time."""
-        names = self._named()
+        names = self._there = self._named()
         now = time.monotonic()
         for name in [name for name in self._known if name not in names]:
             del self._known[name]
@@ -181,7 +182,7 @@ class Workers:
                 f"the clock of {where} is off by {off:.0f} s; records have the driver's time"
             )
         self._hellos[greeting.name] = hello
-        remembered = self._references.setdefault(greeting.name, References())
+        remembered = self._references.setdefault(greeting.name, References(hello.speed))
         self._known[greeting.name] = Worker(greeting.name, greeting.handle, hello, remembered)
         return ""
 
@@ -230,6 +231,14 @@ class Workers:
             for w in self._known.values()
             if w.is_timer and machine in (None, w.machine) and self._label in ("", w.hello.label)
         ]
+
+    def are_away(self, label: str) -> bool:
+        """Whether the pool has devices of this label that cannot be reached now, and will be asked again."""
+        return any(
+            name.startswith("timer/") and name.split("/")[2] == label
+            for name in self._there - set(self._known)
+            if name in self._back or name not in self.aside
+        )
 
     def calibration(self, machine: str) -> str:
         """What a node measured of such a machine; "" if none is calibrated."""

@@ -54,14 +54,12 @@ def kinds(points: Points) -> list[Kind]:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Corrections for each layer: `by_layer` was trained without any row of the layer, `by_tested` without its rows of
-    the test file, but with all of the training file's random mappings, as the data were divided."""
+    """Corrections for each layer, trained on the rows of all other layers."""
 
     found: Points
     automatic: Points
     random: Points
     by_layer: dict[Kind, Correction]
-    by_tested: dict[Kind, Correction]
 
     @classmethod
     def of(cls, folder: Path) -> LeftOut:
@@ -70,31 +68,20 @@ class LeftOut:
         calls = Calls.of(random.nests, random.mappings, random.hardware)
         measured = random.targets[TARGET]
         everything = fit(calls, measured)
-        by_layer, by_tested = {}, {}
+        by_layer = {}
         for kind in sorted({*kinds(found), *kinds(random)}):
             here, there = (np.array([each == kind for each in kinds(points)]) for points in (random, found))
             fitted = fit(calls.take(~here), measured[~here]) if here.any() else everything
-            others = found.take(~there), automatic.take(~there)
-            by_layer[kind] = Correction.fit(others[0], random.take(~here), fitted, others[1])
-            if there.any():
-                by_tested[kind] = Correction.fit(others[0], random, everything, others[1])
-        return cls(found, automatic, random, by_layer, by_tested)
+            by_layer[kind] = Correction.fit(
+                found.take(~there), random.take(~here), fitted, automatic.take(~there)
+            )
+        return cls(found, automatic, random, by_layer)
 
     def cycles(self, points: Points, mapped: str = "found") -> tuple[np.ndarray, np.ndarray]:
-        """Counted calls, and with what was learned, without any row of the layer."""
-        return self._cycles(self.by_layer, points, mapped)
-
-    def tested(self) -> np.ndarray:
-        """Of the mappings that a search found, without the layer's rows of the test file."""
-        return self._cycles(self.by_tested, self.found, "found")[1]
-
-    @staticmethod
-    def _cycles(
-        trained: dict[Kind, Correction], points: Points, mapped: str
-    ) -> tuple[np.ndarray, np.ndarray]:
+        """Counted calls, and with what was learned."""
         counted, learned = np.zeros(len(points)), np.zeros(len(points))
         for row, kind in enumerate(kinds(points)):
-            correction, one = trained[kind], points.take(slice(row, row + 1))
-            counted[row] = Calls.of(one.nests, one.mappings, one.hardware).cycles(correction.fitted)[0]
-            learned[row] = correction.cycles(one.nests, one.mappings, one.hardware, mapped)[0]
+            trained, one = self.by_layer[kind], points.take(slice(row, row + 1))
+            counted[row] = Calls.of(one.nests, one.mappings, one.hardware).cycles(trained.fitted)[0]
+            learned[row] = trained.cycles(one.nests, one.mappings, one.hardware, mapped)[0]
         return counted, learned

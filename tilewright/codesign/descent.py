@@ -15,7 +15,8 @@ import numpy as np
 from tilewright.codesign.mapping import DRAM, DRAM_ORDERS, INNER_ORDER, LEVELS, Hardware, Mappings
 from tilewright.codesign.model import ACCUMULATOR_WORDS, COLUMNS, DIM, ROWS, SCRATCHPAD_WORDS, Model
 from tilewright.codesign.network import Design, Evaluator, Limits
-from tilewright.codesign.problem import LOOPS, C, K, N, P, Q, R, S
+from tilewright.codesign.problem import LOOPS, C, K, N, Nests, P, Q, R, S
+from tilewright.codesign.quantity import Quantity
 from tilewright.errors import HardwareRangeError
 from tilewright.hw.gemmini import KIB
 
@@ -41,7 +42,7 @@ STATIONARY = (0, 2, 5)
 _RATE, _MOMENT, _SECOND = 0.08, 0.9, 0.99
 _SLOWING = 30.0  # steps
 _PENALTY = 4.0  # of the logarithm of the area above its limit
-_COVERED = 0.9  # share of the gradient in the layers that are moved at each step
+_COVERED = 0.97  # share of the gradient in the layers that are moved at each step
 _ALL_EVERY = 8  # steps after which all layers are moved
 _REORDER = 25  # steps after which orders are chosen again
 
@@ -49,7 +50,7 @@ _REORDER = 25  # steps after which orders are chosen again
 @dataclass
 class Descent:
     """A batch of starts. `importance`: most steps evaluate and move only the layers with most of the gradient, and keep
-    the others."""
+    the others, so that as many evaluations are more steps."""
 
     evaluator: Evaluator
     limits: Limits
@@ -59,6 +60,7 @@ class Descent:
     orders: tuple[int, ...] = tuple(range(len(DRAM_ORDERS)))
     point: np.ndarray = field(init=False)  # [starts, layers, free]
     order: np.ndarray = field(init=False)  # [starts, layers]: of DRAM's loops
+    moves: np.ndarray = field(init=False)  # [starts, layers]: steps that moved the layer
     steps: int = 0
 
     def __post_init__(self) -> None:
@@ -73,11 +75,17 @@ class Descent:
         self._project()
         self._first = np.zeros(shape)
         self._second = np.zeros(shape)
+        self.moves = np.zeros(shape[:2], int)
+        self._counts = network.counts
         self._model = Model.of(self.evaluator.base, smoothing=0.05, rounded=False)
-        self._known: np.ndarray | None = None  # [starts, layers, 2]: cycles and energy
-        self._needs = np.zeros((self.starts, len(network), 3))
-        self._slopes = np.zeros((3, *shape))  # of the logarithms of the needs
-        self._weight = np.ones(len(network))
+        # Of each layer when it was evaluated last: cycles and energy; their slopes by the hardware's logarithms; what
+        # it needs of the hardware; the slopes of that; and its share in the gradient.
+        self._known = np.ones((*shape[:2], 2))
+        self._hardware_slopes = np.zeros((*shape[:2], 3, 2))
+        self._needs = np.zeros((*shape[:2], 3))
+        self._slopes = np.zeros((3, *shape))
+        self._weight = np.ones(shape[:2])
+        self._first_needs()
 
     # -- one step -------------------------------------------------------------------------------------------------
 
@@ -87,39 +95,37 @@ class Descent:
         if self.steps % _REORDER == 0:
             self._choose_orders()
         active = self._active()
-        costs, slopes, hardware_slopes = self._evaluate(active)
-        counts = self.evaluator.network.counts
-        totals = np.einsum("l,slk->sk", counts, costs)
-        shares = counts[None, :, None] / totals[:, None]  # [starts, layers, 2]
-        own, dram = (np.einsum("slk,slfk->slf", shares[:, active], part) for part in slopes)
+        own, dram = self._evaluate(active)
+        totals = np.einsum("l,slk->sk", self._counts, self._known)
+        shares = self._counts[None, :, None] / totals[:, None]  # [starts, layers, 2]
+        own, dram = (np.einsum("slk,slfk->slf", shares, part) for part in (own, dram))
         # By the hardware: all layers together, to those that decide it.
-        pull = np.einsum("slk,slhk->sh", shares[:, active], hardware_slopes)
+        pull = np.einsum("slk,slhk->sh", shares, self._hardware_slopes)
         loss = np.log(totals).sum(axis=1)
         excess, area_pull = self._area_slope()
         loss += _PENALTY * excess
         pull += _PENALTY * area_pull
-        full, outer = np.zeros_like(self.point), np.zeros_like(self.point)
-        full[:, active], outer[:, active] = own, dram
-        for part in range(3):
-            widest = self._needs[..., part].argmax(axis=1)
-            full[np.arange(self.starts), widest] += (
-                pull[:, part, None] * self._slopes[part][np.arange(self.starts), widest]
-            )
-        gradient = self._bounded(full, outer)
-        if len(active) == len(counts):
-            self._weight = np.abs(gradient).sum(axis=(0, 2)) + 1e-12
-        self._move(gradient)
+        for part, widest in enumerate(self.widest().T):
+            row = np.arange(self.starts), widest
+            own[row] += (pull[:, part] * active[row])[:, None] * self._slopes[part][row]
+        gradient = self._bounded(own, dram)
+        self._weight = np.where(active, np.abs(gradient).sum(axis=2) + 1e-12, self._weight)
+        self._move(gradient, active)
         self.steps += 1
         return loss
 
     def _active(self) -> np.ndarray:
-        """The layers to move now: as few as have most of the gradient."""
-        everything = np.arange(len(self._weight))
-        if not self.importance or self._known is None or self.steps % _ALL_EVERY == 0:
-            return everything
-        ranked = np.argsort(-self._weight, kind="stable")
-        covered = np.cumsum(self._weight[ranked]) / self._weight.sum()
-        return np.sort(ranked[: int(np.searchsorted(covered, _COVERED)) + 1])
+        """The layers to move now, of each start: as few as have most of the gradient, and those that decide the
+        hardware, since what the hardware costs the other layers is weighed against their own gain."""
+        if not self.importance or self.steps % _ALL_EVERY == 0:
+            return np.ones(self._weight.shape, bool)
+        ranked = np.argsort(-self._weight, axis=1, kind="stable")
+        sorted_weight = np.take_along_axis(self._weight, ranked, axis=1)
+        before = np.cumsum(sorted_weight, axis=1) - sorted_weight
+        active = np.zeros(self._weight.shape, bool)
+        np.put_along_axis(active, ranked, before < _COVERED * self._weight.sum(axis=1, keepdims=True), axis=1)
+        np.put_along_axis(active, self.widest(), True, axis=1)
+        return active
 
     def _bounded(self, own: np.ndarray, dram: np.ndarray) -> np.ndarray:
         """The derivative by free coordinates. DRAM's factor falls while another factor of its loop grows, until it is
@@ -129,57 +135,46 @@ class Descent:
         full = (left < 1e-9)[..., _LOOP_OF]
         return np.where(full & (falling < 0.0), np.maximum(own, 0.0), falling)
 
-    def _evaluate(self, active: np.ndarray) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray], np.ndarray]:
-        """The costs [starts, layers, 2] of all layers; for the active layers also their slopes by free coordinates, by
-        DRAM's factor of the same loop, and by the hardware's coordinates, each with the two costs last."""
-        starts, count = self.starts, len(active)
-        nests = self.evaluator.network.nests.take(np.tile(active, starts))
-        mappings = self.mappings(active)
-        found = self._model.estimate(nests, mappings, self._hardware(active, mappings), gradients=True)
+    def _evaluate(self, active: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Evaluate the active layers. The slopes of their costs by free coordinates, and by DRAM's factor of the same
+        loop: [starts, layers, free, 2]; 0 for the other layers."""
+        nests, mappings = self._nests(active), self.mappings(active)
+        found = self._model.estimate(nests, mappings, self._hardware(active), gradients=True)
         self.evaluator.mappings += len(mappings)
-        costs = np.stack([found.cycles.value, found.microjoules.value], axis=1).reshape(starts, count, 2)
-        if self._known is None:
-            assert count == len(self._weight)
-            self._known = costs.copy()
-        self._known[:, active] = costs
-        gradients = [found.cycles.gradient, found.microjoules.gradient]
-        own, dram = (
-            np.stack([self._columns(gradient, index) for gradient in gradients], axis=3)
-            for index in (_INDEX, DRAM * _LOOPS + _LOOP_OF)
-        )
-        points = np.array([DIM, SCRATCHPAD_WORDS, ACCUMULATOR_WORDS])
-        hardware = np.stack([self._columns(gradient, points) for gradient in gradients], axis=3)
+        costs = found.cycles, found.microjoules
+
+        def columns(index: np.ndarray) -> np.ndarray:
+            return np.stack([_gradient(cost)[:, index] for cost in costs], axis=2)
+
+        self._known[active] = np.stack([cost.value for cost in costs], axis=1)
+        self._hardware_slopes[active] = columns(np.array([DIM, SCRATCHPAD_WORDS, ACCUMULATOR_WORDS]))
         for part, name in ((1, "scratchpad"), (2, "accumulator")):
             tile = found.tiles[name]
-            self._needs[:, active, part] = tile.value.reshape(starts, count)
-            self._slopes[part][:, active] = self._columns(tile.gradient, _INDEX)
-            self._slopes[part][:, active] /= self._needs[:, active, part, None]
-        spatial = self.point[:, active, _SPATIAL]
-        self._needs[:, active, 0] = np.exp(spatial.max(axis=2))
-        larger = spatial.argmax(axis=2)
-        slope = np.zeros((starts, count, len(_FREE)))
-        np.put_along_axis(slope, (larger + len(_FREE) - 2)[..., None], 1.0, axis=2)
-        self._slopes[0][:, active] = slope
-        return self._known, (own, dram), hardware
+            self._needs[active, part] = tile.value
+            self._slopes[part][active] = _gradient(tile)[:, _INDEX] / tile.value[:, None]
+        spatial = self.point[..., _SPATIAL]
+        self._needs[..., 0] = np.exp(spatial.max(axis=2))
+        self._slopes[0][..., _SPATIAL] = np.arange(2) == spatial.argmax(axis=2)[..., None]
+        own, dram = np.zeros((2, *self.point.shape, 2))
+        own[active], dram[active] = columns(_INDEX), columns(DRAM * _LOOPS + _LOOP_OF)
+        return own, dram
 
-    def _hardware(self, active: np.ndarray, mappings: Mappings) -> Hardware:
+    def _hardware(self, active: np.ndarray) -> Hardware:
         """The hardware that all layers of a row's start need together."""
-        if not self._needs[..., 0].all():  # at first
-            everything = np.arange(len(self._weight))
-            mappings = self.mappings(everything)
-            nests = self.evaluator.network.nests.take(np.tile(everything, self.starts))
-            rows = np.ones(len(mappings))
-            tiles = self._model.estimate(nests, mappings, Hardware(rows, rows, rows)).tiles
-            for part, name in ((1, "scratchpad"), (2, "accumulator")):
-                self._needs[..., part] = tiles[name].value.reshape(self.starts, -1)
-            self._needs[..., 0] = np.exp(self.point[..., _SPATIAL].max(axis=2))
-        widest = np.repeat(self._needs.max(axis=1), len(active), axis=0)
-        return Hardware(*widest.T)
+        return Hardware(*self._needs.max(axis=1)[np.nonzero(active)[0]].T)
 
-    def _columns(self, gradient: np.ndarray | None, index: np.ndarray) -> np.ndarray:
-        """The columns of each layer: [starts, layers, columns]."""
-        assert gradient is not None
-        return gradient[:, index].reshape(self.starts, -1, len(index))
+    def _first_needs(self) -> None:
+        everything = np.ones(self.order.shape, bool)
+        ones = np.ones(everything.size)
+        tiles = self._model.estimate(
+            self._nests(everything), self.mappings(everything), Hardware(ones, ones, ones)
+        ).tiles
+        for part, name in ((1, "scratchpad"), (2, "accumulator")):
+            self._needs[..., part] = tiles[name].value.reshape(self.starts, -1)
+        self._needs[..., 0] = np.exp(self.point[..., _SPATIAL].max(axis=2))
+
+    def _nests(self, active: np.ndarray) -> Nests:
+        return self.evaluator.network.nests.take(np.nonzero(active)[1])
 
     def _area_slope(self) -> tuple[np.ndarray, np.ndarray]:
         """The excess of the area's logarithm over its limit: [starts]; and its slope: [starts, 3]."""
@@ -194,13 +189,14 @@ class Descent:
         slope = np.stack([2 * model.pe * dim**2 + model.row * dim, *memory], axis=1) / area[:, None]
         return np.maximum(excess, 0.0), slope * (excess > 0.0)[:, None]
 
-    def _move(self, gradient: np.ndarray) -> None:
-        """One step of Adam; then factors below 1 are set to 1."""
+    def _move(self, gradient: np.ndarray, active: np.ndarray) -> None:
+        """One step of Adam for the active layers; then factors below 1 are set to 1."""
         moved = gradient != 0.0
+        self.moves += active
         self._first = np.where(moved, _MOMENT * self._first + (1 - _MOMENT) * gradient, self._first)
         self._second = np.where(moved, _SECOND * self._second + (1 - _SECOND) * gradient**2, self._second)
-        steps = self.steps + 1
-        first, second = self._first / (1 - _MOMENT**steps), self._second / (1 - _SECOND**steps)
+        moves = np.maximum(self.moves, 1)[..., None]
+        first, second = self._first / (1 - _MOMENT**moves), self._second / (1 - _SECOND**moves)
         rate = _RATE / np.sqrt(1.0 + self.steps / _SLOWING)
         self.point = self.point - np.where(moved, rate * first / (np.sqrt(second) + 1e-12), 0.0)
         self._project()
@@ -217,35 +213,38 @@ class Descent:
 
     def _choose_orders(self) -> None:
         """Choose, for each layer, the order of DRAM's loops with the least EDP."""
-        everything = np.arange(len(self._weight))
-        nests = self.evaluator.network.nests.take(np.tile(everything, self.starts))
+        everything = np.ones(self.order.shape, bool)
         tried = []
         for order in self.orders:
             self.order[:] = order
-            mappings = self.mappings(everything)
-            found = self._model.estimate(nests, mappings, self._hardware(everything, mappings))
+            found = self._model.estimate(
+                self._nests(everything), self.mappings(everything), self._hardware(everything)
+            )
             tried.append(np.stack([found.cycles.value, found.microjoules.value], axis=1))
-        self.evaluator.mappings += len(self.orders) * len(nests.extents)
+        self.evaluator.mappings += len(self.orders) * everything.size
         costs = np.stack(tried).reshape(len(self.orders), self.starts, -1, 2)
-        totals = np.einsum("l,oslk->osk", self.evaluator.network.counts, costs).min(axis=0)
+        totals = np.einsum("l,oslk->osk", self._counts, costs).min(axis=0)
         value = (costs / totals[None, :, None]).sum(axis=3)
         self.order = np.array(self.orders)[value.argmin(axis=0)]
 
-    def mappings(self, layers: np.ndarray) -> Mappings:
-        """The mappings of these layers in all starts, with factors that need not be integers."""
-        point = self.point[:, layers]
-        logs = np.zeros((*point.shape[:2], ROWS + 2))
-        logs[..., _INDEX] = point
-        left = np.log(self.evaluator.network.nests.extents[layers]) - np.einsum(
-            "kf,slf->slk", _OF_LOOP, point
-        )
-        logs[..., DRAM * _LOOPS : _FACTORS] = np.maximum(left, 0.0)
-        values = np.exp(logs).reshape(-1, ROWS + 2)
+    def mappings(self, active: np.ndarray) -> Mappings:
+        """The mappings of the active layers in all starts, with factors that need not be integers."""
+        point = self.point[active]
+        logs = np.zeros((len(point), ROWS + 2))
+        logs[:, _INDEX] = point
+        extents = self.evaluator.network.nests.extents[np.nonzero(active)[1]]
+        left = np.log(extents) - np.einsum("kf,rf->rk", _OF_LOOP, point)
+        logs[:, DRAM * _LOOPS : _FACTORS] = np.maximum(left, 0.0)
+        values = np.exp(logs)
         order = np.empty((len(values), len(LEVELS), _LOOPS), np.int8)
         order[:, :DRAM] = INNER_ORDER
-        order[:, DRAM] = _ORDERS[self.order[:, layers].ravel()]
+        order[:, DRAM] = _ORDERS[self.order[active]]
         factors = values[:, :_FACTORS].reshape(-1, len(LEVELS), _LOOPS)
         return Mappings(factors, values[:, ROWS], values[:, COLUMNS], order)
+
+    def widest(self) -> np.ndarray:
+        """The layers that decide the array, the scratchpad and the accumulator: [starts, 3]."""
+        return np.asarray(self._needs.argmax(axis=1))
 
     def hardware(self) -> np.ndarray:
         """The hardware that the current mappings need: [starts, 3], with rows of PEs, words of scratchpad and words of
@@ -258,7 +257,9 @@ class Descent:
         would exceed the largest size."""
         network = self.evaluator.network
         count = len(network)
-        mappings = self.mappings(np.arange(count)).take(slice(start * count, (start + 1) * count))
+        active = np.zeros(self.order.shape, bool)
+        active[start] = True
+        mappings = self.mappings(active)
         factors = np.ones_like(mappings.factors)
         spatial = np.ones((count, 2))
         for row, layer in enumerate(network.layers):
@@ -275,6 +276,11 @@ class Descent:
             return self.evaluator.smallest(Mappings(factors, spatial[:, 0], spatial[:, 1], mappings.order))
         except HardwareRangeError:
             return None
+
+
+def _gradient(quantity: Quantity) -> np.ndarray:
+    assert quantity.gradient is not None
+    return quantity.gradient
 
 
 def _nearest_divisor(number: int, wanted: float, most: int | None = None) -> int:

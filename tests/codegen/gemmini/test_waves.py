@@ -57,3 +57,13 @@ def test_several_cycles_in_a_character(tmp_path: Path) -> None:
     body = "#0\n0a\n0b\n0c\n0e\n#10\n1a\n#60\n0a\n#70\n0e\n"
     lines = drawn(written(tmp_path / "w.vcd", HEAD + body), columns=4).splitlines()
     assert lines[0] == "load    +##.  5" and "2 a character" in lines[-1]
+
+
+def test_some_cycles_of_a_long_program(tmp_path: Path) -> None:
+    body = "#0\n0a\n0b\n0c\n0e\n#10\n1a\n#60\n0a\n1e\n#90\n0e\n#200\n0b\n"
+    path = written(tmp_path / "w.vcd", HEAD + body)
+    lines = drawn(path, cycles=range(4, 8)).splitlines()
+    assert lines[0] == "load    ##..  2" and lines[3] == "store   ..##  2"
+    assert "cycles 4 to 7 of 20" in lines[-1]
+    with pytest.raises(RtlError, match="has 21 cycles, and none of range"):
+        drawn(path, cycles=range(30, 40))

@@ -50,21 +50,29 @@ def changes(path: Path, wanted: Mapping[str, str] = UNITS) -> tuple[dict[str, li
     return found, time // _TIME_OF_CYCLE
 
 
-def drawn(path: Path, columns: int = 96) -> str:
-    """One line for each unit, one character for several cycles: `#` busy in all of them, `+` in some, `.` in none."""
+def drawn(path: Path, columns: int = 96, cycles: range | None = None) -> str:
+    """One line for each unit, one character for several cycles: `#` busy in all of them, `+` in some, `.` in none.
+    `cycles`: those to draw; None: all."""
     found, last = changes(path)
-    each = -(-max(last, 1) // columns)
+    shown_cycles = range(last + 1) if cycles is None else range(last + 1)[cycles.start : cycles.stop]
+    if not shown_cycles:
+        raise RtlError(
+            f"the waveform in {path.name} has {last + 1:,} cycles, and none of {cycles} is among them"
+        )
+    each = -(-len(shown_cycles) // columns)
     lines = []
     for shown, values in found.items():
         busy = [0] * (last + 1)
         for (start, value), (end, _) in zip(values, [*values[1:], (last + 1, 0)], strict=True):
             for cycle in range(start, end):
                 busy[cycle] = value
+        drawn_part = busy[shown_cycles.start : shown_cycles.stop]
         marks = []
-        for first in range(0, last + 1, each):
-            part = busy[first : first + each]
+        for first in range(0, len(drawn_part), each):
+            part = drawn_part[first : first + each]
             marks.append("#" if all(part) else "+" if any(part) else ".")
-        lines.append(f"{shown:8}{''.join(marks)}  {sum(busy)}")
-    return "\n".join(
-        [*lines, f"{'':8}{last} cycles, {each} a character; at the end: cycles that the unit is busy"]
+        lines.append(f"{shown:8}{''.join(marks)}  {sum(drawn_part)}")
+    which = (
+        f"{last} cycles" if cycles is None else f"cycles {shown_cycles[0]} to {shown_cycles[-1]} of {last}"
     )
+    return "\n".join([*lines, f"{'':8}{which}, {each} a character; at the end: cycles that the unit is busy"])

@@ -52,7 +52,8 @@ def warpgroup_multiply(columns: int, dtype: DType, *, left_in_registers: bool = 
 
     def sums(thread: Any, n: Any) -> tuple[Any, ...]:
         lane = thread % 32
-        return thread // 32 * 16 + lane // 4 + n // 2 % 2 * 8, lane % 4 * 2 + n % 2 + n // 4 * 8
+        pair = n // 2  # of neighbours: so that pairs are seen to be neighbours where n is twice something
+        return thread // 32 * 16 + lane // 4 + pair % 2 * 8, lane % 4 * 2 + n % 2 + pair // 2 * 8
 
     def left(thread: Any, n: Any) -> tuple[Any, ...]:
         lane = thread % 32

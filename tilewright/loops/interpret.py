@@ -300,15 +300,19 @@ class _Machine:
         if stmt.running:
             for buffer, _ in stmt.operands[1:]:
                 self.rings.check_multiplied(buffer)
-            self.carry_out(stmt, env, read_only=True)
-            self.rings.start(stmt.operands[0][0], lambda: self.carry_out(stmt, env))
+            reads = self.carry_out(stmt, env, read_only=True)
+            self.rings.start(stmt.operands[0][0], reads, lambda: self.carry_out(stmt, env))
             return
         for buffer, _ in stmt.operands:
             self.rings.check_multiplied(buffer)
         self.carry_out(stmt, env)
 
-    def carry_out(self, stmt: Warp, env: dict[te.Var, int], read_only: bool = False) -> None:
+    def carry_out(
+        self, stmt: Warp, env: dict[te.Var, int], read_only: bool = False
+    ) -> list[tuple[Buffer, np.ndarray]]:
+        """Carry out the instruction, or only read its operands; returns what it reads from shared memory."""
         instruction = stmt.instruction
+        reads: list[tuple[Buffer, np.ndarray]] = []
         threads = next(iter(self.registers.values())).shape[0]
         together = stmt.threads
         for first in range(0, threads, together):
@@ -331,6 +335,7 @@ class _Machine:
                 else:
                     tile[elements] = self.shared[buffer][positions]
                     self.check_awaited(buffer, positions)
+                    reads.append((buffer, positions))
                     self.last_read.update({(buffer, int(at)): self.awaits for at in positions.flat})
                 tiles[fragment.tensor] = tile
             if read_only:
@@ -342,6 +347,7 @@ class _Machine:
             positions = self._positions(stmt, together, result.size, start, first, env)
             elements = result.element(np.arange(together)[:, None], np.arange(result.size)[None])
             self.registers[buffer][np.arange(first, first + together)[:, None], positions] = value[elements]
+        return reads
 
     def invoke(self, stmt: Invoke, env: dict[te.Var, int]) -> None:
         """Compute what the instruction is declared to compute, whatever code is emitted for it."""

@@ -39,6 +39,7 @@ class _Counts:
     released: int = 0
 
 
+Elements = Sequence[tuple[Buffer, np.ndarray]]
 Boxes = Sequence[tuple[BoxCopy, int, int, int]]  # with the index, row and column of each
 
 
@@ -52,7 +53,9 @@ class Rings:
     coming: dict[tuple[Ring, int], Boxes] = field(default_factory=dict)
     open: list[Callable[[], None]] = field(default_factory=list)
     groups: list[list[Callable[[], None]]] = field(default_factory=list)
-    multiplying: list[Buffer] = field(default_factory=list)  # the results of what is under way
+    # The results of what is under way, and the elements of shared memory that it reads.
+    multiplying: list[Buffer] = field(default_factory=list)
+    reading: list[Elements] = field(default_factory=list)
 
     def begin(self) -> None:
         """A block begins: its memory and barriers are its own."""
@@ -80,6 +83,7 @@ class Rings:
                 f"iteration {number} of {ring.name} overwrites a slot that was not released: nobody else can do that"
             )
         for copy, index, _, _ in boxes:
+            self._check_unread(copy, index)
             data = self.memory[copy.buffer]
             flags = self.in_flight.setdefault(copy.buffer, np.zeros(copy.buffer.size, bool))
             data[index : index + copy.box.rows * copy.box.columns] = (
@@ -122,9 +126,19 @@ class Rings:
 
     # -- multiplications ------------------------------------------------------------------------------------------
 
-    def start(self, result: Buffer, run: Callable[[], None]) -> None:
+    def start(self, result: Buffer, reads: Elements, run: Callable[[], None]) -> None:
         self.open.append(run)
         self.multiplying.append(result)
+        self.reading.append(reads)
+
+    def _check_unread(self, copy: BoxCopy, index: int) -> None:
+        end = index + copy.box.rows * copy.box.columns
+        for reads in self.reading:
+            for buffer, positions in reads:
+                if buffer == copy.buffer and np.any((positions >= index) & (positions < end)):
+                    raise UnorderedAccess(
+                        f"{buffer.name}[{index}] is overwritten while multiplications read it"
+                    )
 
     def multiplied(self, pending: int) -> None:
         self.groups.append(self.open)
@@ -133,6 +147,7 @@ class Rings:
             for run in self.groups.pop(0):
                 run()
                 self.multiplying.pop(0)
+                self.reading.pop(0)
 
     def check_multiplied(self, buffer: Buffer) -> None:
         if buffer in self.multiplying:

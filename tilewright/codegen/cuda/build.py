@@ -105,10 +105,11 @@ def _compiled(text: str, source: GpuSource, machine: GpuMachine, numerics: str) 
     block is enough."""
     strict = numerics == "strict"
     compiled = toolchain.compile_source(text, machine.capability, strict=strict)
-    if "wgmma" in compiled.warnings:
-        raise CodegenError(
-            f"{source.name}: the compiler lets multiplications of warpgroups wait for each other: {compiled.warnings}"
-        )
+    for word in ("wgmma", "setmaxnreg"):
+        if word in compiled.warnings:
+            raise CodegenError(
+                f"{source.name}: the compiler does not keep to its {word}: {compiled.warnings}"
+            )
     if not compiled.resources.spilled_bytes:
         return compiled
     bounds = f"__launch_bounds__({source.threads}"

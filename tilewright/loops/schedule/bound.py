@@ -193,7 +193,7 @@ def _fragments(nest: Nest) -> dict[str, Fragment]:
             if access.strides[-1] != 1:
                 raise ScheduleError(f"tensorise: {name}: the rows of {tile.name} are not contiguous")
             if _is_matrix(fragment):
-                _check_matrix(name, tile, access)
+                _check_matrix(nest, name, tile, access)
             if tile.scope is not Scope.REGISTER:
                 continue
             if any(extent % size for extent, size in zip(tile.shape, fragment.tensor.shape, strict=True)):
@@ -214,13 +214,18 @@ def _is_matrix(fragment: Fragment) -> bool:
     return fragment.scope is Scope.SCRATCH and fragment.lanes == 1
 
 
-def _check_matrix(name: str, tile: Tile, access: OperandAccess) -> None:
+def _check_matrix(nest: Nest, name: str, tile: Tile, access: OperandAccess) -> None:
     row_bytes = tile.shape[-1] * tile.dtype.bytes
     if not tile.swizzled or row_bytes not in ROW_BYTES or access.strides[0] != tile.shape[-1]:
         raise ScheduleError(
             f"tensorise: {name} takes {tile.name} in swizzled rows of {', '.join(map(str, sorted(ROW_BYTES)))} bytes,"
             f" and its rows have {row_bytes} bytes and are {'' if tile.swizzled else 'not '}swizzled",
             remedy=f"swizzle({tile.name!r}), and split the reduction so that its rows are as long",
+        )
+    if tile.name not in nest.bulk:
+        raise ScheduleError(
+            f"tensorise: {name} reads {tile.name} beside the copy engine, and what threads store is not seen there",
+            remedy=f'pipeline({tile.name!r}, stages, copy="bulk")',
         )
 
 

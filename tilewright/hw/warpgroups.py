@@ -23,8 +23,19 @@ PANEL_BYTES = 128  # of the longest row
 _DEPTHS = {DType.F16: 16, DType.BF16: 16, DType.F32: 8}
 _NAMES = {DType.F16: "f16", DType.BF16: "bf16", DType.F32: "tf32"}
 _SWIZZLES = {128: 1, 64: 2, 32: 3}  # by bytes of a row: what the descriptor's last bits are
-_ATOM_ROWS, _CHUNK = 8, 16
+ROW_BYTES = tuple(_SWIZZLES)
+ATOM_ROWS, _CHUNK = 8, 16  # rows whose chunks are swizzled differently, and bytes of a chunk
 _LEFT_REGISTERS = 4
+_REGISTERS = 1 << 16  # of a multiprocessor
+
+
+def role_registers(consumers: int) -> tuple[int, int] | None:
+    """The registers of a thread that only copies and of one that computes, where one warpgroup copies for so many
+    others and all of a multiprocessor are theirs. None: each can have as many as an instruction can name."""
+    if consumers < 2:
+        return None
+    copies = 40 if consumers == 2 else 32
+    return copies, min(240, (_REGISTERS // WARPGROUP - copies) // consumers // 8 * 8)
 
 
 @cache
@@ -41,7 +52,8 @@ def warpgroup_multiply(columns: int, dtype: DType, *, left_in_registers: bool = 
 
     def sums(thread: Any, n: Any) -> tuple[Any, ...]:
         lane = thread % 32
-        return thread // 32 * 16 + lane // 4 + n // 2 % 2 * 8, lane % 4 * 2 + n % 2 + n // 4 * 8
+        pair = n // 2  # of neighbours: so that pairs are seen to be neighbours where n is twice something
+        return thread // 32 * 16 + lane // 4 + pair % 2 * 8, lane % 4 * 2 + n % 2 + pair // 2 * 8
 
     def left(thread: Any, n: Any) -> tuple[Any, ...]:
         lane = thread % 32
@@ -71,7 +83,7 @@ def matrix_descriptor(row_bytes: int, panel_bytes: int = _CHUNK) -> int:
     atom divided by 16. An atom begins at a multiple of its size. For rows along k, add 2 for each step of 32 bytes
     within the row; groups of eight rows are contiguous. For rows across k, `panel_bytes` is the distance of the next
     panel of rows; a step of 16 along k is 16 rows."""
-    stride = _ATOM_ROWS * row_bytes // _CHUNK
+    stride = ATOM_ROWS * row_bytes // _CHUNK
     return panel_bytes // _CHUNK << 16 | stride << 32 | _SWIZZLES[row_bytes] << 62
 
 

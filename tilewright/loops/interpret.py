@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import reduce
 from typing import Any
 
@@ -18,18 +18,24 @@ from tilewright.loops.ir import (
     Across,
     Await,
     Block,
+    BoxCopy,
     Buffer,
     Combine,
     Commit,
     Copy,
+    Fill,
+    Filled,
     For,
     If,
     Invoke,
     Kind,
+    Multiplied,
     Pop,
     Prefetch,
     Program,
     Push,
+    Release,
+    Roles,
     Scope,
     Slide,
     Stmt,
@@ -40,14 +46,10 @@ from tilewright.loops.ir import (
     thread_count,
     walk_stmts,
 )
+from tilewright.loops.rings import Rings, UnorderedAccess, swizzled
 from tilewright.loops.units import Order
 from tilewright.te.interpret import interpret
 from tilewright.te.scalars import SCALARS
-
-
-class UnorderedAccess(Exception):
-    """Threads access an element of scratch memory without synchronisation between them, or before the copy that fills
-    it was awaited."""
 
 
 def interpret_program(
@@ -78,7 +80,9 @@ def interpret_program(
     with np.errstate(all="ignore"):
         if order is None and any(isinstance(stmt, Push | Pop) for stmt in walk_stmts(program.body)):
             order = Order()
-        _Machine(memory, registers, order).run(program.body, {})
+        machine = _Machine(memory, registers, order)
+        machine.run(program.body, {})
+        machine.rings.check_ended()
         if order is not None:
             order.end()
     return memory[output]
@@ -101,6 +105,7 @@ class _Machine:
         self.awaits = 0
         # Elements of scratch memory that copies in flight will fill.
         self.in_flight: dict[Buffer, np.ndarray] = {}
+        self.rings = Rings(shared, self.in_flight)
 
     def memory(self, buffer: Buffer) -> np.ndarray:
         if buffer.scope is not Scope.REGISTER:
@@ -118,6 +123,7 @@ class _Machine:
                     self.thread = value
                 elif stmt.kind is Kind.PARALLEL:
                     self.last_read.clear()  # each iteration has its own scratch memory
+                    self.rings.begin()
                 self.run(stmt.body, {**env, stmt.var: value})
         elif isinstance(stmt, If):
             if self.value(stmt.cond, env):
@@ -146,6 +152,14 @@ class _Machine:
                 for buffer, index, values in self.groups.pop(0):
                     self.shared[buffer][index : index + len(values)] = values
                     self.in_flight[buffer][index : index + len(values)] = False
+        elif isinstance(stmt, Fill | Filled | Release):
+            self.at_ring(stmt, env)
+        elif isinstance(stmt, Multiplied):
+            self.rings.multiplied(stmt.pending)
+        elif isinstance(stmt, Roles):
+            self.roles(stmt, env)
+        elif isinstance(stmt, BoxCopy):
+            raise VerificationError("a box is copied outside of a fill")
         elif isinstance(stmt, Push | Pop):
             assert self.order is not None
             self.order.push(stmt) if isinstance(stmt, Push) else self.order.pop(stmt)
@@ -159,6 +173,7 @@ class _Machine:
             index = int(self.value(stmt.index, env))
             if not 0 <= index < stmt.buffer.size:
                 raise IndexError(f"{stmt.buffer.name}[{index}] of {stmt.buffer.size}")
+            self.rings.check_multiplied(stmt.buffer)
             self.memory(stmt.buffer)[index] = self.value(stmt.value, env)
             if self.order is not None and stmt.buffer.scope is not Scope.GLOBAL:
                 self.order.writes_element(stmt.buffer, index)
@@ -177,6 +192,7 @@ class _Machine:
                 raise IndexError(f"{expr.source.name}[{index}] of {expr.source.size}")
             if self.order is not None and expr.source.scope is not Scope.GLOBAL:
                 self.order.reads_element(expr.source, index)
+            self.rings.check_multiplied(expr.source)
             if expr.source.scope is Scope.SCRATCH:
                 self.last_read[expr.source, index] = self.awaits
                 self.check_awaited(expr.source, index)
@@ -217,6 +233,63 @@ class _Machine:
         flags[index : index + stmt.lanes] = True
         self.asked.append((stmt.buffer, index, values))
 
+    def at_ring(self, stmt: Fill | Filled | Release, env: dict[te.Var, int]) -> None:
+        number = int(self.value(stmt.number, env))
+        if isinstance(stmt, Filled):
+            self.rings.await_filled(stmt.ring, number)
+        elif isinstance(stmt, Release):
+            self.rings.release(stmt.ring, number)
+        else:
+            firsts = [
+                [int(self.value(expr, env)) for expr in (copy.index, copy.row, copy.column)]
+                for copy in stmt.copies
+            ]
+            boxes = [(copy, *first) for copy, first in zip(stmt.copies, firsts, strict=True)]
+            self.rings.fill(stmt.ring, number, boxes)
+
+    def roles(self, stmt: Roles, env: dict[te.Var, int]) -> None:
+        """The producer runs as far ahead as it may before each statement of the consumer."""
+        producer, consumer = self.steps(stmt.producer, env), self.steps(stmt.consumer, env)
+        consumes = True
+        while True:
+            produced, fills = False, next(producer, False)
+            while fills:
+                produced, fills = True, next(producer, False)
+            if not consumes and not produced:
+                raise UnorderedAccess("deadlock: the roles of a block wait for each other")
+            found = next(consumer, None)
+            if found is None:
+                break
+            consumes = found
+        if next(producer, None) is not None:
+            raise UnorderedAccess("deadlock: a producer waits for a slot that is not released any more")
+
+    def steps(self, stmt: Stmt, env: dict[te.Var, int]) -> Iterator[bool]:
+        """Run one role of a block; yields between its statements: True after one, False if it has to wait."""
+        if isinstance(stmt, Block):
+            for child in stmt.stmts:
+                yield from self.steps(child, env)
+        elif isinstance(stmt, For) and stmt.kind in (Kind.SERIAL, Kind.UNROLL):
+            for value in range(stmt.var.extent):
+                yield from self.steps(stmt.body, {**env, stmt.var: value})
+        elif isinstance(stmt, If):
+            if self.value(stmt.cond, env):
+                yield from self.steps(stmt.then, env)
+            elif stmt.other is not None:
+                yield from self.steps(stmt.other, env)
+        else:
+            while not self.may_run(stmt, env):
+                yield False
+            self.run(stmt, env)
+            yield True
+
+    def may_run(self, stmt: Stmt, env: dict[te.Var, int]) -> bool:
+        if isinstance(stmt, Fill):
+            return self.rings.may_fill(stmt.ring, int(self.value(stmt.number, env)))
+        if isinstance(stmt, Filled):
+            return self.rings.has_come(stmt.ring, int(self.value(stmt.number, env)))
+        return True
+
     def check_awaited(self, buffer: Buffer, index: int | np.ndarray) -> None:
         flags = self.in_flight.get(buffer)
         if flags is not None and np.any(flags[index]):
@@ -224,32 +297,57 @@ class _Machine:
             raise UnorderedAccess(f"{buffer.name}[{first}] is read before its copy was awaited")
 
     def warp(self, stmt: Warp, env: dict[te.Var, int]) -> None:
+        if stmt.running:
+            for buffer, _ in stmt.operands[1:]:
+                self.rings.check_multiplied(buffer)
+            reads = self.carry_out(stmt, env, read_only=True)
+            self.rings.start(stmt.operands[0][0], reads, lambda: self.carry_out(stmt, env))
+            return
+        for buffer, _ in stmt.operands:
+            self.rings.check_multiplied(buffer)
+        self.carry_out(stmt, env)
+
+    def carry_out(
+        self, stmt: Warp, env: dict[te.Var, int], read_only: bool = False
+    ) -> list[tuple[Buffer, np.ndarray]]:
+        """Carry out the instruction, or only read its operands; returns what it reads from shared memory."""
         instruction = stmt.instruction
+        reads: list[tuple[Buffer, np.ndarray]] = []
         threads = next(iter(self.registers.values())).shape[0]
-        for first in range(0, threads, WARP):
+        together = stmt.threads
+        for first in range(0, threads, together):
             tiles: dict[te.Tensor, np.ndarray] = {}
-            for fragment, (buffer, start) in zip(instruction.fragments, stmt.operands, strict=True):
+            for fragment, (buffer, start), pitch in zip(
+                instruction.fragments, stmt.operands, stmt.operand_pitches, strict=True
+            ):
                 positions = self._positions(stmt, fragment.lanes, fragment.size, start, first, env)
+                if pitch:
+                    rows, columns = fragment.element(0, np.arange(fragment.size))
+                    positions = swizzled(positions[:, :1] + rows * pitch + columns, pitch, buffer.dtype.bytes)
                 tile = np.zeros(fragment.tensor.shape, fragment.tensor.dtype.numpy)
                 elements = fragment.element(
                     np.arange(fragment.lanes)[:, None], np.arange(fragment.size)[None]
                 )
                 if buffer.scope is Scope.REGISTER:
                     tile[elements] = self.registers[buffer][
-                        np.arange(first, first + WARP)[:, None], positions
+                        np.arange(first, first + together)[:, None], positions
                     ]
                 else:
                     tile[elements] = self.shared[buffer][positions]
                     self.check_awaited(buffer, positions)
+                    reads.append((buffer, positions))
                     self.last_read.update({(buffer, int(at)): self.awaits for at in positions.flat})
                 tiles[fragment.tensor] = tile
+            if read_only:
+                continue
             result, (buffer, start) = instruction.fragments[0], stmt.operands[0]
             before = tiles.pop(instruction.output)
             value = interpret(instruction.output, tiles)
             value = before + value if instruction.accumulates else value
-            positions = self._positions(stmt, WARP, result.size, start, first, env)
-            elements = result.element(np.arange(WARP)[:, None], np.arange(result.size)[None])
-            self.registers[buffer][np.arange(first, first + WARP)[:, None], positions] = value[elements]
+            positions = self._positions(stmt, together, result.size, start, first, env)
+            elements = result.element(np.arange(together)[:, None], np.arange(result.size)[None])
+            self.registers[buffer][np.arange(first, first + together)[:, None], positions] = value[elements]
+        return reads
 
     def invoke(self, stmt: Invoke, env: dict[te.Var, int]) -> None:
         """Compute what the instruction is declared to compute, whatever code is emitted for it."""

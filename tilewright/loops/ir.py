@@ -31,8 +31,17 @@ Semantics
   an `Await` of its group, the copies since the last `Commit`. Until then the destination must not be accessed, nor
   read between the `Await` before the copy and the copy. `Commit` and `Await` are between thread loops; all threads
   meet at an `Await`.
-- `Warp`, between thread loops: an instruction that the threads of each warp carry out together. `Invoke`, on CPUs: an
-  instruction of one thread, outside of vector loops. Both are a `hw.intrinsics.Intrinsic`.
+- A `Ring` is scratch memory in slots that the tensor copy engine of a GPU fills, for iteration n slot n % slots. `Fill`
+  starts the copies of an iteration as soon as its slot was released by the iteration before in it; one thread does
+  that. `Filled` waits, in all threads, until the data of an iteration have arrived, and `Release` says that each warp
+  has read them. Numbers of iterations count up from 0, in each of the three. A slot must not be read before `Filled` or
+  after `Release`. A `BoxCopy` is one copy of a `Fill`: a box of a matrix, with zeros for what is outside of it.
+- `Roles`, the whole work of a block: `producer` fills rings while `consumer` does everything else. The thread loops are
+  the consumer's; the producer's threads are additional ones, a warpgroup.
+- `Warp`, between thread loops: an instruction that the threads of each warp, or warpgroup, carry out together.
+  `Invoke`, on CPUs: an instruction of one thread, outside of vector loops. Both are a `hw.intrinsics.Intrinsic`.
+- A `running` warpgroup instruction goes on beside what follows. `Multiplied` closes a group of such instructions, and
+  waits for all groups but the last `pending`. Until then their operands must not change, nor their results be accessed.
 - `Push` and `Pop`, for an accelerator with decoupled units (`units.py`): a unit waits at a `Pop` for the token of its
   `Push`. In one stream, as CPUs run them, each push is before its pop.
   Loops of kind VIRTUAL are virtual threads, which `passes/virtual_threads.py` interleaves before anything runs them.
@@ -55,6 +64,8 @@ from typing import Literal
 
 from tilewright.dtypes import DType
 from tilewright.hw import memory
+from tilewright.hw.bulk_copies import Box
+from tilewright.hw.gpu import WARP
 from tilewright.hw.intrinsics import Intrinsic
 from tilewright.runtime.packing import Packing
 from tilewright.support.frozen import quickly_made
@@ -209,6 +220,85 @@ class Await:
 
 
 @dataclass(frozen=True)
+class Ring:
+    """Slots that the tensor copy engine fills. Each has two barriers: for the bytes that arrive, and for the warps that
+    have read them."""
+
+    name: str
+    slots: int
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """An input as a matrix of contiguous rows that are `stride` elements apart."""
+
+    buffer: Buffer
+    rows: int
+    columns: int
+    stride: int
+
+
+@dataclass(frozen=True)
+class BoxCopy:
+    """Copy the box of `source` whose first element is at (`row`, `column`) to scratch memory, from `index` on. The
+    chunks of its rows are swizzled there (`hw/bulk_copies.py`)."""
+
+    buffer: Buffer
+    index: Expr
+    source: Matrix
+    row: Expr
+    column: Expr
+    box: Box
+
+
+@dataclass(frozen=True)
+class Fill:
+    """Start the copies of iteration `number` when its slot is free."""
+
+    ring: Ring
+    number: Expr
+    copies: tuple[BoxCopy, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(copy.box.bytes for copy in self.copies)
+
+
+@dataclass(frozen=True)
+class Filled:
+    """Wait, in all threads, for the data of iteration `number`."""
+
+    ring: Ring
+    number: Expr
+
+
+@dataclass(frozen=True)
+class Release:
+    """Each warp has read the data of iteration `number`."""
+
+    ring: Ring
+    number: Expr
+
+
+@dataclass(frozen=True)
+class Multiplied:
+    """Close a group of the running instructions since the last one, and wait for all groups but the last `pending`."""
+
+    pending: int
+
+
+@quickly_made
+@dataclass(frozen=True)
+class Roles:
+    """Threads that only fill rings, beside those that do everything else. `registers`: of a thread of each, from there
+    on; None: as many as the kernel begins with."""
+
+    producer: Stmt
+    consumer: Stmt
+    registers: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
 class Push:
     """Put a token into a queue when unit `source` has done what is before it."""
 
@@ -228,12 +318,24 @@ class Pop:
 
 @dataclass(frozen=True)
 class Warp:
-    """An instruction of a warp. For each operand, the result first: the buffer and the start of a thread's fragment in
-    it; `thread` is the thread index."""
+    """An instruction of a warp or warpgroup. For each operand, the result first: the buffer and the start of a thread's
+    fragment in it; `thread` is the thread index. `pitches`: 0, or for an operand that is a matrix in shared memory the
+    elements of a row: element (r, c) is at `start + r * pitch + c` before the chunks of rows are swizzled."""
 
     instruction: Intrinsic
     thread: Var
     operands: tuple[tuple[Buffer, Expr], ...]
+    pitches: tuple[int, ...] = ()
+    running: bool = False
+
+    @property
+    def threads(self) -> int:
+        """How many threads carry it out together."""
+        return max(WARP, *(fragment.lanes for fragment in self.instruction.fragments))
+
+    @property
+    def operand_pitches(self) -> tuple[int, ...]:
+        return self.pitches or (0,) * len(self.operands)
 
 
 @dataclass(frozen=True)
@@ -271,6 +373,12 @@ Stmt = (
     | Copy
     | Commit
     | Await
+    | BoxCopy
+    | Fill
+    | Filled
+    | Release
+    | Multiplied
+    | Roles
     | Push
     | Pop
     | Warp
@@ -341,6 +449,16 @@ def walk_stmts(stmt: Stmt) -> Iterator[Stmt]:
         yield from walk_stmts(stmt.then)
         if stmt.other is not None:
             yield from walk_stmts(stmt.other)
+    elif isinstance(stmt, Roles):
+        yield from walk_stmts(stmt.producer)
+        yield from walk_stmts(stmt.consumer)
+    elif isinstance(stmt, Fill):
+        yield from stmt.copies
+
+
+def rings_of(program: Program) -> list[Ring]:
+    """The rings that are filled, in order."""
+    return list(dict.fromkeys(stmt.ring for stmt in walk_stmts(program.body) if isinstance(stmt, Fill)))
 
 
 def local_buffers(program: Program) -> list[Buffer]:
@@ -348,7 +466,7 @@ def local_buffers(program: Program) -> list[Buffer]:
     found: dict[Buffer, None] = {}
     for stmt in walk_stmts(program.body):
         written: Buffer | None = None
-        if isinstance(stmt, Store | Copy):
+        if isinstance(stmt, Store | Copy | BoxCopy):
             written = stmt.buffer
         elif isinstance(stmt, Warp):
             written = stmt.operands[0][0]
@@ -388,6 +506,16 @@ def map_exprs(stmt: Stmt, change: Callable[[Expr], Expr]) -> Stmt:
     if isinstance(stmt, Invoke):
         positions = tuple(replace(position, index=change(position.index)) for position in stmt.operands)
         return replace(stmt, operands=positions)
-    if isinstance(stmt, Transpose | Slide | Combine | Commit | Await | Push | Pop):
+    if isinstance(stmt, BoxCopy):
+        return replace(stmt, index=change(stmt.index), row=change(stmt.row), column=change(stmt.column))
+    if isinstance(stmt, Fill):
+        copies = tuple(map_exprs(copy, change) for copy in stmt.copies)
+        return Fill(stmt.ring, change(stmt.number), copies)  # type: ignore[arg-type]
+    if isinstance(stmt, Filled | Release):
+        return replace(stmt, number=change(stmt.number))
+    if isinstance(stmt, Roles):
+        producer, consumer = map_exprs(stmt.producer, change), map_exprs(stmt.consumer, change)
+        return Roles(producer, consumer, stmt.registers)
+    if isinstance(stmt, Transpose | Slide | Combine | Commit | Await | Multiplied | Push | Pop):
         return stmt
     return Store(stmt.buffer, change(stmt.index), change(stmt.value), stmt.streamed)

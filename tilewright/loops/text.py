@@ -6,17 +6,23 @@ from tilewright.loops.ir import (
     Across,
     Await,
     Block,
+    BoxCopy,
     Combine,
     Commit,
     Copy,
+    Fill,
+    Filled,
     For,
     If,
     Invoke,
     Location,
+    Multiplied,
     Pop,
     Prefetch,
     Program,
     Push,
+    Release,
+    Roles,
     Slide,
     Stmt,
     Transpose,
@@ -98,12 +104,32 @@ def print_program(program: Program) -> str:
             lines.append(f"{pad}commit")
         elif isinstance(stmt, Await):
             lines.append(f"{pad}await all but {stmt.pending}")
+        elif isinstance(stmt, BoxCopy):
+            lines.append(pad + _box_copy(stmt))
+        elif isinstance(stmt, Fill):
+            lines.append(f"{pad}fill {stmt.ring.name}[{stmt.ring.slots}], {print_expr(stmt.number)}:")
+            lines.extend("  " * (depth + 1) + _box_copy(copy) for copy in stmt.copies)
+        elif isinstance(stmt, Filled | Release):
+            word = "await" if isinstance(stmt, Filled) else "release"
+            lines.append(f"{pad}{word} {stmt.ring.name}, {print_expr(stmt.number)}")
+        elif isinstance(stmt, Multiplied):
+            lines.append(f"{pad}multiplied all but {stmt.pending}")
+        elif isinstance(stmt, Roles):
+            counts = stmt.registers or ("", "")
+            for name, role, count in zip(
+                ("producer", "consumer"), (stmt.producer, stmt.consumer), counts, strict=True
+            ):
+                lines.append(f"{pad}{name}{f' with {count} registers' if count else ''}:")
+                visit(role, depth + 1)
         elif isinstance(stmt, Push | Pop):
             word = "push" if isinstance(stmt, Push) else "pop"
             lines.append(f"{pad}{word} {stmt.source} -> {stmt.target}, queue {stmt.queue}")
         elif isinstance(stmt, Warp):
-            operands = ", ".join(f"{b.name}[{print_expr(index)}]" for b, index in stmt.operands)
-            lines.append(f"{pad}{stmt.instruction.name} {operands}")
+            operands = ", ".join(
+                f"{b.name}[{print_expr(index)}]{f' in rows of {pitch}' if pitch else ''}"
+                for (b, index), pitch in zip(stmt.operands, stmt.operand_pitches, strict=True)
+            )
+            lines.append(f"{pad}{'start ' * stmt.running}{stmt.instruction.name} {operands}")
         elif isinstance(stmt, Invoke):
             operands = ", ".join(map(_location, stmt.operands))
             lines.append(f"{pad}{stmt.intrinsic.name}@{stmt.intrinsic.digest} {operands}")
@@ -115,6 +141,13 @@ def print_program(program: Program) -> str:
 
     visit(program.body, 1)
     return "\n".join(lines) + "\n"
+
+
+def _box_copy(copy: BoxCopy) -> str:
+    source, box = copy.source, copy.box
+    first = f"{source.buffer.name}[{print_expr(copy.row)}, {print_expr(copy.column)}]"
+    matrix = f"[{source.rows}, {source.columns}] by {source.stride}"
+    return f"copy {copy.buffer.name}[{print_expr(copy.index)}] <- {first} x [{box.rows}, {box.columns}] of {matrix}"
 
 
 def _location(location: Location) -> str:

@@ -8,28 +8,37 @@ from operator import or_
 
 from tilewright import te
 from tilewright.errors import VerificationError
+from tilewright.hw.bulk_copies import ALIGNMENT, MAX_BOX
 from tilewright.hw.gpu import WARP
-from tilewright.hw.intrinsics import Intrinsic
+from tilewright.hw.intrinsics import Fragment, Intrinsic
 from tilewright.hw.memory import LOOP_SCOPES
+from tilewright.hw.warpgroups import ATOM_ROWS, ROW_BYTES
 from tilewright.loops.guards import Guard, bounds_under
 from tilewright.loops.ir import (
     SCRATCH_LIMIT,
     Across,
     Await,
     Block,
+    BoxCopy,
     Buffer,
     Combine,
     Commit,
     Copy,
+    Fill,
+    Filled,
     For,
     If,
     Invoke,
     Kind,
     Location,
+    Multiplied,
     Pop,
     Prefetch,
     Program,
     Push,
+    Release,
+    Ring,
+    Roles,
     Scope,
     Slide,
     Stmt,
@@ -66,6 +75,8 @@ class _Verifier:
         self.guards: tuple[Guard, ...] = ()  # conditions of enclosing branches
         self.written: dict[Buffer, int] = {}  # written elements of register buffers, as bit masks
         self.awaited: list[tuple[Buffer, int]] = []  # elements that branches read before they are written
+        self.role = ""  # of the threads that the statement is for
+        self.filled_by: dict[Ring, tuple[frozenset[Buffer], str]] = {}  # the buffers in its slots, and a role
 
     def fail(self, what: str) -> None:
         where = " > ".join(f"{loop.kind.value} {loop.var.name}" for loop in self.loops) or "top"
@@ -90,6 +101,8 @@ class _Verifier:
             self.fail(f"{buffer.scope.value} buffer {buffer.name} is read and never written")
 
     def statement(self, stmt: Stmt, outermost: bool = False) -> None:
+        if self.role == "producer" and not isinstance(stmt, Block | For | If | Fill):
+            self.fail(f"a producer only fills rings, and this is a {type(stmt).__name__}")
         if isinstance(stmt, Block):
             for child in stmt.stmts:
                 self.statement(child)
@@ -110,6 +123,16 @@ class _Verifier:
             self.copy(stmt)
         elif isinstance(stmt, Commit | Await):
             self.between_threads(type(stmt).__name__.lower())
+        elif isinstance(stmt, BoxCopy):
+            self.fail(f"a box of {stmt.source.buffer.name} is copied outside of a fill")
+        elif isinstance(stmt, Fill):
+            self.fill(stmt)
+        elif isinstance(stmt, Filled | Release):
+            self.at_ring(stmt)
+        elif isinstance(stmt, Multiplied):
+            self.between_threads("multiplied")
+        elif isinstance(stmt, Roles):
+            self.roles(stmt)
         elif isinstance(stmt, Push | Pop):
             if stmt.source == stmt.target:
                 self.fail(f"{stmt.source} waits for itself in queue {stmt.queue}")
@@ -145,6 +168,8 @@ class _Verifier:
             self.fail("only the outermost statement may be parallel")
         if loop.kind is Kind.VIRTUAL:
             self.fail("virtual threads are interleaved by a pass before anything runs them")
+        if self.role == "producer" and loop.kind not in (Kind.SERIAL, Kind.UNROLL):
+            self.fail(f"a producer is one thread, and loop {loop.var.name} is {loop.kind.value}")
         if loop.kind is Kind.THREAD:
             if any(outer.kind is Kind.THREAD for outer in self.loops):
                 self.fail("a thread loop is inside another")
@@ -333,18 +358,79 @@ class _Verifier:
             if buffer.size % stmt.lanes or divisor_of(simplify(index)) % stmt.lanes:
                 self.access(buffer, index + (stmt.lanes - 1), under)
 
+    # -- rings --------------------------------------------------------------------------------------------------------
+
+    def roles(self, stmt: Roles) -> None:
+        if any(loop.kind is not Kind.PARALLEL for loop in self.loops) or self.guards or self.role:
+            self.fail("roles divide the whole work of a block")
+        self.role = "producer"
+        self.statement(stmt.producer)
+        self.role = "consumer"
+        self.statement(stmt.consumer)
+        self.role = ""
+
+    def fill(self, stmt: Fill) -> None:
+        self.between_threads("fill")
+        if self.role == "consumer":
+            self.fail(f"the consumer fills {stmt.ring.name}")
+        if stmt.ring.slots < 2 or not stmt.copies:
+            self.fail(f"{stmt.ring.name} has {stmt.ring.slots} slots for {len(stmt.copies)} boxes")
+        found = frozenset(copy.buffer for copy in stmt.copies), self.role
+        if self.filled_by.setdefault(stmt.ring, found) != found:
+            self.fail(f"{stmt.ring.name} is filled with different buffers, or by different roles")
+        self.bound(stmt.number)
+        for copy in stmt.copies:
+            self.box(copy)
+
+    def box(self, copy: BoxCopy) -> None:
+        box, source, name = copy.box, copy.source, copy.source.buffer.name
+        size = box.dtype.bytes
+        if copy.buffer.scope is not Scope.SCRATCH or source.buffer not in self.inputs:
+            self.fail(f"a box from {name} to {copy.buffer.name}: not from an input to scratch memory")
+        if not copy.buffer.dtype is source.buffer.dtype is box.dtype:
+            self.fail(f"a box of {box.dtype} from {source.buffer.dtype} to {copy.buffer.dtype}")
+        if box.rows > MAX_BOX or box.rows % ATOM_ROWS or box.row_bytes not in ROW_BYTES:
+            self.fail(f"a box of {box.rows} rows of {box.row_bytes} bytes")
+        if (
+            source.stride * size % ALIGNMENT
+            or (source.rows - 1) * source.stride + source.columns > source.buffer.size
+        ):
+            self.fail(
+                f"{name}[{source.buffer.size}] is no matrix of {source.rows} x {source.columns}, its rows"
+                f" {source.stride} elements apart"
+            )
+        self.bound(copy.index, copy.row, copy.column)
+        atom = ATOM_ROWS * box.columns
+        if divisor_of(simplify(copy.index)) % atom or copy.buffer.size % atom:
+            self.fail(f"a box in {copy.buffer.name} does not begin at a multiple of {atom} elements")
+        self.access(copy.buffer, copy.index, self.guards)
+        self.access(copy.buffer, copy.index + (box.rows * box.columns - 1), self.guards)
+
+    def at_ring(self, stmt: Filled | Release) -> None:
+        word = "awaited" if isinstance(stmt, Filled) else "released"
+        self.between_threads(word)
+        self.bound(stmt.number)
+        if stmt.ring not in self.filled_by:
+            self.fail(f"{stmt.ring.name} is {word} and nothing has filled it")
+
     def warp(self, stmt: Warp) -> None:
         self.between_threads(stmt.instruction.name)
-        if self.threads % WARP or stmt.thread.extent != self.threads:
+        if self.threads % stmt.threads or stmt.thread.extent != self.threads:
             self.fail(f"{stmt.instruction.name} among {self.threads} threads")
-        for fragment, (buffer, index) in zip(stmt.instruction.fragments, stmt.operands, strict=True):
+        if stmt.running and stmt.threads == WARP:
+            self.fail(f"{stmt.instruction.name} is complete when it ends")
+        for fragment, (buffer, index), pitch in zip(
+            stmt.instruction.fragments, stmt.operands, stmt.operand_pitches, strict=True
+        ):
+            if pitch and (pitch * buffer.dtype.bytes not in ROW_BYTES or fragment.scope is Scope.REGISTER):
+                self.fail(f"{stmt.instruction.name}: {buffer.name} in rows of {pitch} elements")
             if buffer.scope is not fragment.scope or buffer.dtype is not fragment.tensor.dtype:
                 self.fail(
                     f"{stmt.instruction.name}: {buffer.name} cannot be its operand {fragment.tensor.name}"
                 )
             self.loops.append(For(stmt.thread, Kind.THREAD, Block(())))
             self.bound(index)
-            for end in (0, fragment.size - 1):
+            for end in (0, _last(fragment, pitch)):
                 self.access(buffer, index + end, self.guards)
             self.loops.pop()
         fragments = [
@@ -398,6 +484,12 @@ class _Verifier:
         starts = _elements(position.index)
         if starts is not None:
             self.vector(buffer, starts, len(position.offsets))
+
+
+def _last(fragment: Fragment, pitch: int) -> int:
+    """The distance of an operand's last element from its first; in a matrix, before its chunks are swizzled."""
+    rows = fragment.tensor.shape[0]
+    return (rows - 1) * pitch + fragment.tensor.shape[1] - 1 if pitch else fragment.size - 1
 
 
 def _inside(reached: Bounds | None, buffer: Buffer) -> bool:

@@ -60,6 +60,18 @@ class Place(msgspec.Struct, frozen=True):
     whole: int = 0  # bytes of the value that this is a part of; 0: it is the whole value
 
 
+class MatrixMap(msgspec.Struct, frozen=True):
+    """An argument of a step as a matrix of contiguous rows, `stride` elements apart, of which a kernel's tensor copy
+    engine copies boxes. The kernel takes the encoded map behind its arguments."""
+
+    argument: int
+    rows: int
+    columns: int
+    stride: int
+    box_rows: int
+    box_columns: int
+
+
 class Launch(msgspec.Struct, frozen=True):
     """How a GPU launches a kernel; the step's `extent` is the number of blocks."""
 

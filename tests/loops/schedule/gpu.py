@@ -7,9 +7,10 @@ import numpy as np
 from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.hw.tensor_cores import load_left, load_right, multiply
+from tilewright.hw.warpgroups import warpgroup_multiply
 from tilewright.loops.schedule import Schedule
 
-F16, F32 = DType.F16, DType.F32
+F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
 Task = tuple[te.Tensor, list[te.Tensor]]
 DEPTH = 16  # of the instruction
 
@@ -68,6 +69,63 @@ def tensorised(
     for name in "ab":
         s = s.pipeline(f"{name}.of.product", stages) if stages > 1 else s
         s = s.pipeline(f"{name}.of.product.of.product", registers) if registers > 1 else s
+    return s
+
+
+def padded(x: te.Tensor, rows: int, columns: int) -> te.Tensor:
+    """`x` with zeros behind its rows and columns, for tiles that reach beyond them."""
+    zero = te.cast(te.const(0, x.dtype.compute), x.dtype)
+
+    def value(i: te.Expr, j: te.Expr) -> te.Expr:
+        edges = [(i, x.shape[0], rows), (j, x.shape[1], columns)]
+        inside = te.all_of([te.call("lt", at, te.as_index(n)) for at, n, whole in edges if whole > n])
+        return te.Load(x, (i, j)) if inside is None else te.select(inside, te.Load(x, (i, j)), zero)
+
+    return te.compute(f"{x.name}.tile", (rows, columns), x.dtype, value)
+
+
+def relu_of_matmul(shape: tuple[int, int, int], block: tuple[int, int, int], dtype: DType = F16) -> Task:
+    """relu(a b' + bias), of matrices with zeros behind their edges: sizes need not be multiples of the block's."""
+    m, n, k = shape
+    rows, columns, deep = (-(-size // tile) * tile for size, tile in zip(shape, block, strict=True))
+    a, b = te.Tensor("a", (m, k), dtype), te.Tensor("b", (n, k), dtype)
+    bias = te.Tensor("bias", (n,), dtype)
+    left, right = padded(a, rows, deep), padded(b, columns, deep)
+    (r,) = te.reduce_axes([deep])
+    product = te.compute(
+        "product", (rows, columns), F32, lambda i, j: te.reduce_over("sum", left[i, r] * right[j, r], [r])
+    )
+
+    def result(i: te.Expr, j: te.Expr) -> te.Expr:
+        total = product[i, j] + te.cast(bias[j], F32)
+        return te.cast(te.call("max", total, te.const(0.0, F32)), dtype)
+
+    return te.compute("out", (m, n), dtype, result), [a, b, bias]
+
+
+def warpgroups(
+    shape: tuple[int, int, int],
+    block: tuple[int, int, int] = (128, 64, 64),
+    stages: int = 3,
+    dtype: DType = F16,
+    *,
+    specialise: bool = True,
+    copy: str = "bulk",
+) -> Schedule:
+    """`relu_of_matmul` with `wgmma`, 64 rows of results for each warpgroup, and tiles that the copy engine brings."""
+    bm, bn, bk = block
+    s = Schedule.of(*relu_of_matmul(shape, block, dtype))
+    s = s.tile(["out.i0", "out.i1"], [bm, bn], tail="guard").split("out.i0.i", 64)
+    s = s.compute_at("product", "out.i1.o").set_scope("product", "register")
+    s = s.split("product.r0", bk).split("product.r0.i", DEPTH).split("product.i0", 64)
+    s = s.reorder(*(f"product.{loop}" for loop in ("r0.o", "i0.o", "r0.i.o", "i0.i", "i1", "r0.i.i")))
+    for tile in ("a.tile", "b.tile"):
+        s = s.set_scope(tile, "shared").compute_at(tile, "product.r0.o").swizzle(tile)
+    s = s.bind("product.i0.o", "warpgroup.x").unroll("product.r0.i.o")
+    s = s.tensorise("product.i0.i", warpgroup_multiply(bn, dtype)).bind("out.i0.i.o", "warpgroup.x")
+    s = s.bind("out.i0.o", "block.y").bind("out.i1.o", "block.x")
+    for tile in ("a.tile", "b.tile"):
+        s = s.pipeline(tile, stages, copy=copy, specialise=specialise)
     return s
 
 

@@ -12,13 +12,15 @@ import msgspec
 from tilewright.codegen.cache import ObjectCache
 from tilewright.codegen.cuda import toolchain
 from tilewright.codegen.cuda.emit import AWAIT_TURN, emit_program
-from tilewright.codegen.cuda.shared import shared_bytes
+from tilewright.codegen.cuda.rings import maps_of
+from tilewright.codegen.cuda.shared import block_threads, shared_bytes
 from tilewright.codegen.cuda.toolchain import Compiled, Resources
 from tilewright.errors import CodegenError
 from tilewright.hw.gpu import GpuMachine
-from tilewright.loops.ir import Buffer, Program, thread_count
+from tilewright.loops.ir import Buffer, Program
 from tilewright.runtime.contract import Argument
 from tilewright.runtime.packing import Packing
+from tilewright.runtime.plan import MatrixMap
 from tilewright.support.fingerprint import fingerprint
 
 
@@ -35,6 +37,7 @@ class GpuKernel:
     packings: tuple[Packing | None, ...] = ()  # how each input is stored; beyond the end: as it is
     awaits: bool = False  # it waits itself for the end of the kernel before it
     arguments: tuple[Argument, ...] = ()  # the inputs, then the output
+    maps: tuple[MatrixMap, ...] = ()  # passed behind them
 
 
 @lru_cache(maxsize=1)
@@ -58,6 +61,7 @@ class GpuSource:
     shared_bytes: int
     decisions: str
     packings: tuple[Packing | None, ...] = ()
+    maps: tuple[MatrixMap, ...] = ()  # tensor maps that are passed behind the buffers
 
 
 SYMBOL = "KERNEL_NAME"
@@ -92,6 +96,7 @@ def build(
         packings=source.packings,
         awaits=AWAIT_TURN in source.text,
         arguments=tuple(Argument(buffer.dtype.short, buffer.size) for buffer in source.params),
+        maps=source.maps,
     )
 
 
@@ -100,6 +105,11 @@ def _compiled(text: str, source: GpuSource, machine: GpuMachine, numerics: str) 
     block is enough."""
     strict = numerics == "strict"
     compiled = toolchain.compile_source(text, machine.capability, strict=strict)
+    for word in ("wgmma", "setmaxnreg"):
+        if word in compiled.warnings:
+            raise CodegenError(
+                f"{source.name}: the compiler does not keep to its {word}: {compiled.warnings}"
+            )
     if not compiled.resources.spilled_bytes:
         return compiled
     bounds = f"__launch_bounds__({source.threads}"
@@ -120,7 +130,8 @@ def source_of(program: Program) -> GpuSource:
         text=emit_program(program, SYMBOL),
         params=program.params,
         blocks=program.parallel_extent * program.cluster,
-        threads=thread_count(program) // program.cluster,
+        threads=block_threads(program),
         shared_bytes=shared_bytes(program),
         decisions=program.decisions,
+        maps=maps_of(program),
     )

@@ -27,8 +27,10 @@ from tilewright.codegen.cuda.indices import (
     loads_of_all_lanes,
 )
 from tilewright.codegen.cuda.names import with_identifiers
+from tilewright.codegen.cuda.rings import RingText
 from tilewright.codegen.cuda.shared import (
-    SHARED_ALIGNMENT,
+    alignment,
+    block_threads,
     is_asynchronous,
     is_small,
     most_small,
@@ -41,22 +43,29 @@ from tilewright.dtypes import DType
 from tilewright.errors import CodegenError
 from tilewright.hw.intrinsics import Fragment, PtxAssembly
 from tilewright.hw.memory import LOOP_SCOPES
+from tilewright.hw.warpgroups import WARPGROUP
 from tilewright.loops.ir import (
     Across,
     Await,
     Block,
+    BoxCopy,
     Buffer,
     Combine,
     Commit,
     Copy,
+    Fill,
+    Filled,
     For,
     If,
     Invoke,
     Kind,
+    Multiplied,
     Pop,
     Prefetch,
     Program,
     Push,
+    Release,
+    Roles,
     Scope,
     Slide,
     Stmt,
@@ -90,7 +99,9 @@ def emit_program(program: Program, symbol: str) -> str:
     program = with_identifiers(program)
     headers = ["prelude.cuh", *(["tensor_cores.cuh"] if is_asynchronous(program.body) else [])]
     headers += ["cluster.cuh"] if program.cluster > 1 else []
-    return "\n".join([*map(included, headers), _Emitter(program, symbol).text()])
+    emitter = _Emitter(program, symbol)
+    headers += ["copy_engine.cuh"] if emitter.rings.is_needed else []
+    return "\n".join([*map(included, headers), emitter.rings.functions() + emitter.text()])
 
 
 def beginning(blocks: int) -> list[str]:
@@ -131,13 +142,18 @@ class _Emitter:
         self.in_flight: list[
             tuple[Copy, tuple[te.Expr, ...]]
         ] = []  # copies through registers, and their guards
+        self.rings = RingText(self, program)
 
     def text(self) -> str:
         *inputs, output = self.program.params
         pointers = [f"const {scalars.c_type(b.dtype)}* __restrict__ {b.name}" for b in inputs]
         pointers.append(f"{scalars.c_type(output.dtype)}* __restrict__ {output.name}")
+        pointers += self.rings.parameters
         cluster = self.program.cluster
-        bounds = f"__launch_bounds__({self.threads})"
+        roles = [stmt for stmt in walk_stmts(self.program.body) if isinstance(stmt, Roles)]
+        # Registers can only be given away where the kernel says that one block is enough.
+        alone = ", 1" if any(stmt.registers for stmt in roles) else ""
+        bounds = f"__launch_bounds__({block_threads(self.program)}{alone})"
         if cluster > 1:
             bounds = f"__cluster_dims__({cluster}, 1, 1) {bounds}"
         head = f'extern "C" __global__ void {bounds} {self.symbol}({", ".join(pointers)})'
@@ -153,7 +169,7 @@ class _Emitter:
         if scratch and self.program.cluster > 1:
             raise CodegenError(f"{self.program.name}: blocks of a cluster have no scratch memory in common")
         if scratch:
-            self.line(f"extern __shared__ __align__({SHARED_ALIGNMENT}) unsigned char shared[];")
+            self.line(f"extern __shared__ __align__({alignment(self.program)}) unsigned char shared[];")
         for buffer, offset in scratch.items():
             kind = scalars.c_type(buffer.dtype)
             self.line(f"{kind}* const {buffer.name} = reinterpret_cast<{kind}*>(shared + {offset});")
@@ -171,6 +187,8 @@ class _Emitter:
         thread = next((s.thread for s in walk_stmts(self.program.body) if isinstance(s, Warp)), None)
         if thread is not None:
             self.line(f"const int {thread.name} = threadIdx.x;")
+            self.names |= self.rings.uniform(thread)
+        self.rings.declarations()
 
     def _indices_are_short(self) -> bool:
         if any(buffer.size > INT_MAX for buffer in self.program.params):
@@ -196,6 +214,8 @@ class _Emitter:
     # -- statements ---------------------------------------------------------------------------------------------------
 
     def statement(self, stmt: Stmt) -> None:
+        if isinstance(stmt, For | Warp):
+            self.rings.begin(stmt)
         if isinstance(stmt, Block):
             for child in stmt.stmts:
                 self.statement(child)
@@ -230,8 +250,14 @@ class _Emitter:
         elif isinstance(stmt, Await):
             self.line(f"await_copies<{stmt.pending}>();")
             self.barrier()
+        elif isinstance(stmt, Fill | Filled | Release | Multiplied | Roles):
+            names = dict(self.names)
+            self.rings.statement(stmt)
+            self.names = names
         elif isinstance(stmt, Warp):
             self.warp(stmt)
+        elif isinstance(stmt, BoxCopy):
+            raise CodegenError(f"{self.program.name}: a box is copied outside of a fill")
         elif isinstance(stmt, Prefetch | Transpose | Slide | Invoke | Push | Pop):
             raise CodegenError(f"{self.program.name}: {type(stmt).__name__} is for processors")
         else:
@@ -275,7 +301,8 @@ class _Emitter:
         self.read |= reads
 
     def barrier(self) -> None:
-        self.line("__syncthreads();")
+        role = self.rings.role
+        self.line(f"meet_role<{self.threads}>();" if role else "__syncthreads();")
         self.written = self.read = False
 
     def copy(self, stmt: Copy) -> None:
@@ -317,6 +344,9 @@ class _Emitter:
         """The instruction with its operands as the assembler writes them: registers in braces, places in brackets."""
         if self.written and any(buffer.scope is Scope.SCRATCH for buffer, _ in stmt.operands):
             self.barrier()
+        if stmt.threads == WARPGROUP:
+            self.rings.warpgroup(stmt)
+            return
         names = dict(self.names)
         instruction, emit = stmt.instruction, stmt.instruction.emit
         if not isinstance(emit, PtxAssembly):

@@ -8,12 +8,17 @@ from dataclasses import replace
 from tilewright import te
 from tilewright.loops.ir import (
     Block,
+    BoxCopy,
     Buffer,
     Combine,
     Copy,
+    Fill,
+    Filled,
     For,
     If,
     Program,
+    Release,
+    Roles,
     Stmt,
     Store,
     Warp,
@@ -90,7 +95,18 @@ class _Renaming:
             return Copy(*target, self.buffer(stmt.source), self.expr(stmt.source_index), stmt.lanes, cond)
         if isinstance(stmt, Warp):
             operands = tuple((self.buffer(buffer), self.expr(index)) for buffer, index in stmt.operands)
-            return Warp(stmt.instruction, self.var(stmt.thread), operands)
+            return replace(stmt, thread=self.var(stmt.thread), operands=operands)
+        if isinstance(stmt, BoxCopy):
+            source = replace(stmt.source, buffer=self.buffer(stmt.source.buffer))
+            first = self.expr(stmt.row), self.expr(stmt.column)
+            return BoxCopy(self.buffer(stmt.buffer), self.expr(stmt.index), source, *first, stmt.box)
+        if isinstance(stmt, Fill):
+            copies = tuple(self.statement(copy) for copy in stmt.copies)
+            return Fill(stmt.ring, self.expr(stmt.number), copies)  # type: ignore[arg-type]
+        if isinstance(stmt, Filled | Release):
+            return replace(stmt, number=self.expr(stmt.number))
+        if isinstance(stmt, Roles):
+            return Roles(self.statement(stmt.producer), self.statement(stmt.consumer), stmt.registers)
         if isinstance(stmt, Combine):
             return replace(stmt, buffer=self.buffer(stmt.buffer))
         return stmt

@@ -9,13 +9,17 @@ from tilewright import te
 from tilewright.loops.ir import (
     Across,
     Block,
+    BoxCopy,
     Buffer,
     Combine,
     Copy,
+    Fill,
+    Filled,
     For,
     If,
     Invoke,
     Prefetch,
+    Release,
     Slide,
     Stmt,
     Store,
@@ -52,7 +56,7 @@ def children(stmt: Stmt) -> tuple[Stmt, ...]:
 
 def written(stmt: Stmt) -> Indexed | None:
     """The buffer that a leaf statement writes, and where; None if it writes none."""
-    if isinstance(stmt, Store | Copy):
+    if isinstance(stmt, Store | Copy | BoxCopy):
         return stmt.buffer, stmt.index
     if isinstance(stmt, Warp):
         return stmt.operands[0]
@@ -69,6 +73,8 @@ def expressions(stmt: Stmt) -> tuple[te.Expr, ...]:
         return stmt.index, stmt.value
     if isinstance(stmt, Copy):
         return (stmt.index, stmt.source_index, *(() if stmt.cond is None else (stmt.cond,)))
+    if isinstance(stmt, BoxCopy):
+        return stmt.index, stmt.row, stmt.column
     if isinstance(stmt, Warp):
         return tuple(index for _, index in stmt.operands)
     if isinstance(stmt, Invoke):
@@ -89,6 +95,8 @@ def read(stmt: Stmt) -> set[Buffer]:
     found = loaded(*expressions(stmt))
     if isinstance(stmt, Copy):
         found.add(stmt.source)
+    elif isinstance(stmt, BoxCopy):
+        found.add(stmt.source.buffer)
     elif isinstance(stmt, Warp):
         found |= {buffer for buffer, _ in stmt.operands[0 if stmt.instruction.accumulates else 1 :]}
     elif isinstance(stmt, Invoke):
@@ -126,6 +134,15 @@ class Placed:
             source, source_index = self._at(stmt.source, stmt.source_index)
             cond = None if stmt.cond is None else self._expr(stmt.cond)
             return Copy(buffer, index, source, source_index, stmt.lanes, cond)
+        if isinstance(stmt, BoxCopy):
+            buffer, index = self._at(stmt.buffer, stmt.index)
+            first = self._expr(stmt.row), self._expr(stmt.column)
+            return BoxCopy(buffer, index, stmt.source, *first, stmt.box)
+        if isinstance(stmt, Fill):
+            copies = tuple(self.of(copy) for copy in stmt.copies)
+            return Fill(stmt.ring, self._expr(stmt.number), copies)  # type: ignore[arg-type]
+        if isinstance(stmt, Filled | Release):
+            return replace(stmt, number=self._expr(stmt.number))
         if isinstance(stmt, Warp):
             return replace(stmt, operands=tuple(self._at(*operand) for operand in stmt.operands))
         if isinstance(stmt, Invoke):

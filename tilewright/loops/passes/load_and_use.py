@@ -6,8 +6,8 @@ A buffer may be pipelined if each iteration of a sequential loop first fills it 
       for i, j: tile[i, j] = x[i, k * 8 + j]   buffer whose variable is not in the buffer's index
       ... tile ...
 
-The fill must be asynchronous, so that the loop can continue: a `Copy` to scratch memory, or a plain load into
-registers, which a thread waits for at the first use. The data must not depend on results of the loop.
+The fill must be asynchronous, so that the loop can continue: a `Copy` or a `BoxCopy` to scratch memory, or a plain load
+into registers, which a thread waits for at the first use. The data must not depend on results of the loop.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tilewright import te
 from tilewright.errors import PipelineError
 from tilewright.loops.ir import (
     Await,
+    BoxCopy,
     Buffer,
     Commit,
     Copy,
@@ -237,7 +238,7 @@ def check_synchronisation(
             )
         names = {other.buffer for other in together}
         for path, stmt, _, _ in known.inside(each.loop):
-            if isinstance(stmt, Copy) and stmt.buffer not in names:
+            if isinstance(stmt, Copy | BoxCopy) and stmt.buffer not in names:
                 raise _refused(
                     each.buffer,
                     f"{stmt.buffer.name} is copied in the same loop and is not pipelined with it: their waits differ",
@@ -281,7 +282,7 @@ def _local(known: ProgramAccesses, name: str) -> Buffer:
 def _check_asynchronous(buffer: Buffer, stmt: Stmt) -> None:
     """Check that a fill is asynchronous: a copy to scratch memory, or for registers a plain load or an instruction that
     only loads."""
-    if isinstance(stmt, Copy):
+    if isinstance(stmt, Copy | BoxCopy):
         return
     if buffer.scope is Scope.REGISTER and isinstance(stmt, Warp) and not stmt.instruction.accumulates:
         return

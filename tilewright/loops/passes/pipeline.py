@@ -30,6 +30,9 @@ the first one of the outer loop's next iteration. There is one prologue and one 
         ... tile ...                              copy tile[(8 * o + k + 2) % 3] <- x[o + (k + 2) // 8, (k + 2) % 8]
                                                   ... tile[(8 * o + k) % 3] ...
 
+Tiles that the tensor copy engine of a GPU brings, as boxes, go through a ring of slots with barriers instead of groups
+of copies, and may be brought by threads of their own: `bulk_pipeline.py`.
+
 Order with other steps: after `cache_read`, tiling and `bind`, which make the loop and its copies; `inline` of what
 computes an operand moves the computation to its use, because a store that computes is not asynchronous.
 """
@@ -60,6 +63,7 @@ from tilewright.loops.ir import (
     nest,
 )
 from tilewright.loops.passes.accesses import Placed, children, leaf_statements
+from tilewright.loops.passes.bulk_pipeline import check_roles, divided, in_ring, is_bulk
 from tilewright.loops.passes.load_and_use import (
     LoadAndUse,
     ProgramAccesses,
@@ -78,11 +82,17 @@ def pipeline(
     fused: bool = True,
     synchronous: Collection[str] = (),
     capacity: int | None = None,
+    specialise: bool = False,
+    registers: tuple[int, int] | None = None,
 ) -> Program:
     """The program with each buffer of `stages` in that many stages. Raises PipelineError with the reason if it is not
     legal. `fused`: count an inner pipeline over both loops if possible. `synchronous`: buffers that stores may fill.
-    `capacity`: bytes of scratch memory for all buffers together."""
-    return planned(program, stages, fused=fused, synchronous=synchronous, capacity=capacity).program()
+    `capacity`: bytes of scratch memory for all buffers together. `specialise`: let threads of their own fill what the
+    tensor copy engine brings; `registers`: of each such thread, and of the others."""
+    plan = planned(
+        program, stages, fused=fused, synchronous=synchronous, capacity=capacity, specialise=specialise
+    )
+    return replace(plan, registers=registers).program()
 
 
 def planned(
@@ -92,6 +102,7 @@ def planned(
     fused: bool = True,
     synchronous: Collection[str] = (),
     capacity: int | None = None,
+    specialise: bool = False,
 ) -> Pipelining:
     """What `pipeline` does, before it is done."""
     known = ProgramAccesses.of(program)
@@ -104,10 +115,21 @@ def planned(
     of_loops: dict[int, list[LoadAndUse]] = {}
     for each in found:
         of_loops.setdefault(id(each.loop), []).append(each)
-    levels = [Level(some[0].loop, tuple(some), wanted[some[0].buffer.name]) for some in of_loops.values()]
+    levels = []
+    for some in of_loops.values():
+        bulk = [is_bulk(known, each) for each in some]
+        if len(set(bulk)) > 1:
+            raise PipelineError(
+                f"pipeline: loop {some[0].loop.var.name} fills some buffers by boxes and others by copies of threads:"
+                " their waits differ"
+            )
+        levels.append(Level(some[0].loop, tuple(some), wanted[some[0].buffer.name], bulk[0]))
     for level in levels:
         level.check(wanted)
-    return Pipelining(known.program, {id(level.outermost): level for level in levels}, fused)
+    if specialise:
+        check_roles(known.program, levels)
+    found_levels = {id(level.outermost): level for level in levels}
+    return Pipelining(known.program, found_levels, fused, specialise)
 
 
 @dataclass(frozen=True)
@@ -126,6 +148,7 @@ class Level:
     loop: For
     buffers: tuple[LoadAndUse, ...]
     stages: int
+    is_bulk: bool = False  # the tensor copy engine fills them
 
     def check(self, wanted: Mapping[str, int]) -> None:
         scopes = {each.buffer.scope is Scope.REGISTER for each in self.buffers}
@@ -198,6 +221,15 @@ class Level:
             carry = value // each.var.extent
         return Position(values, simplify(number + later))
 
+    def counted(self, position: Position) -> te.Expr:
+        """How many iterations are before this one, also in iterations of the sequential loops around."""
+        found: te.Expr = te.as_index(0)
+        for each in self.buffers[0].around:
+            sequential = each.kind in (Kind.SERIAL, Kind.UNROLL)
+            if sequential and not any(each is other for other in self.loops):
+                found = found * each.var.extent + each.var
+        return simplify(found * self.extent + position.number)
+
     def numbered(self, number: int) -> Position:
         values: dict[te.Var, te.Expr] = {}
         rest = number
@@ -238,9 +270,12 @@ class Pipelining:
     unpipelined: Program
     levels: Mapping[int, Level]  # by the identity of the outermost loop that they are counted over
     fused: bool
+    specialise: bool = False
+    registers: tuple[int, int] | None = None
 
     def program(self) -> Program:
-        return replace(self.unpipelined, body=self._rebuilt(self.unpipelined.body))
+        body = self._rebuilt(self.unpipelined.body)
+        return replace(self.unpipelined, body=divided(body, self.registers) if self.specialise else body)
 
     @property
     def is_fused(self) -> bool:
@@ -260,6 +295,8 @@ class Pipelining:
             return For(stmt.var, stmt.kind, self._rebuilt(stmt.body))
         if level.in_registers:
             return self._in_registers(level)
+        if level.is_bulk:
+            return block(*in_ring(level, [self._rebuilt(stmt) for stmt in level.others], self.specialise))
         inner = self._inner(level)
         return block(*(self._in_memory(level) if inner is None else self._both(level, inner)))
 

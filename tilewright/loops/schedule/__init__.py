@@ -19,20 +19,23 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilewright import te
+from tilewright.errors import PipelineError
 from tilewright.hw import host
 from tilewright.hw.cores import USUAL
 from tilewright.hw.gpu import GpuMachine
 from tilewright.hw.intrinsics import HasFeatures, Intrinsic, intrinsic_named
 from tilewright.hw.memory import LOOP_SCOPES, Scope
-from tilewright.loops.ir import Program
+from tilewright.hw.warpgroups import WARPGROUP, role_registers
+from tilewright.loops.ir import Program, thread_count
 from tilewright.loops.passes.cpu_pipeline import double_buffered
 from tilewright.loops.passes.load_and_use import ProgramAccesses, pipelines
 from tilewright.loops.passes.pipeline import pipeline as pipelined
 from tilewright.loops.passes.virtual_threads import is_virtual, virtual_threads
 from tilewright.loops.schedule.begin import begin
 from tilewright.loops.schedule.bound import gpu_form, is_bound
+from tilewright.loops.schedule.boxes import why_not_bulk
 from tilewright.loops.schedule.lower import lower
-from tilewright.loops.schedule.nest import Nest, leaves, loop_names
+from tilewright.loops.schedule.nest import Nest, find_leaf, leaves, loop_names
 from tilewright.loops.schedule.rules import check_complete
 from tilewright.loops.schedule.tensorise import IntrinsicOperand, outer_product
 from tilewright.loops.schedule.text import print_nest
@@ -87,15 +90,29 @@ class Schedule:
     def program(self, decisions: str | None = None, scopes: Collection[Scope] = LOOP_SCOPES) -> Program:
         """The loop program, verified for a target with these scopes. `decisions` describes the schedule's choices."""
         on_gpu = is_bound(self.nest)
+        if self.nest.bulk and not on_gpu:
+            raise PipelineError(
+                f"pipeline: {self.nest.bulk[0]}: the tensor copy engine belongs to a GPU, and no loop is bound to one",
+                remedy="bind the outer loops to block.x, and those of stages to threads or warpgroups",
+            )
         nest = gpu_form(self.nest) if on_gpu else self.nest
         check_complete(nest)
         program = lower(nest, decisions or summary(self.trace), asynchronous=on_gpu)
         if nest.stages:
             known, stages = ProgramAccesses(program), dict(nest.stages)
-            made = pipelined(known, stages) if on_gpu else double_buffered(known, stages)
-            # Without a pipeline, its tiles are stored, and nothing waits for copies.
-            plain = lower(replace(nest, stages=()), program.decisions, asynchronous=True) if on_gpu else None
-            words = f"{program.decisions}; {pipelines(known, stages)}"
+            registers = _registers(program) if nest.specialised else None
+            made = (
+                pipelined(known, stages, specialise=nest.specialised, registers=registers)
+                if on_gpu
+                else double_buffered(known, stages)
+            )
+            # Without a pipeline, its tiles are stored, and nothing waits for copies. What the copy engine fills has no
+            # such form: only a pipeline waits for it.
+            compared = on_gpu and not nest.bulk
+            plain = (
+                lower(replace(nest, stages=()), program.decisions, asynchronous=True) if compared else None
+            )
+            words = f"{program.decisions}; {pipelines(known, stages)}" + _copies_of(self.nest)
             program = replace(made, decisions=words, unpipelined=plain)
         if is_virtual(program.body):
             program = virtual_threads(program)
@@ -174,10 +191,29 @@ class Schedule:
         known = Schedule(self.nest, self.trace, {**self.intrinsics, intrinsic.name: intrinsic})
         return known._do("tensorise", loop=loop, intrinsic=intrinsic.name)
 
-    def pipeline(self, tensor: str, stages: int, machine: GpuMachine | None = None) -> Schedule:
-        """`machine`: one whose shared memory must hold all stages."""
+    def pipeline(
+        self,
+        tensor: str,
+        stages: int,
+        machine: GpuMachine | None = None,
+        *,
+        copy: str = "async",
+        specialise: bool = False,
+    ) -> Schedule:
+        """`machine`: one whose shared memory must hold all stages, and which must have a copy engine if it is to copy.
+        `copy`: "async", "bulk", or "auto": in bulk if the machine and the tile allow it."""
         capacity = None if machine is None else machine.shared_block
-        return self._do("pipeline", tensor=tensor, stages=stages, capacity=capacity)
+        if copy == "auto":
+            copy = "bulk" if why_not_bulk(self.nest, tensor, machine) is None else "async"
+            specialise = specialise and copy == "bulk"
+        elif copy == "bulk" and machine is not None and not machine.bulk_copy:
+            raise PipelineError(
+                f"pipeline: {tensor}: {machine.describe()} has no tensor copy engine",
+                remedy='copy="async", which threads do',
+            )
+        return self._do(
+            "pipeline", tensor=tensor, stages=stages, capacity=capacity, copy=copy, specialise=specialise
+        )
 
     def swizzle(self, tensor: str) -> Schedule:
         return self._do("swizzle", tensor=tensor)
@@ -200,6 +236,21 @@ class Schedule:
         return self._do(
             "prefetch", loop=loop, tensor=tensor, ahead=ahead, level=level, spread=spread, line=line
         )
+
+
+def _copies_of(nest: Nest) -> str:
+    """How pipelined tiles are copied, for `explain`: in bulk, or why not."""
+    in_memory = [name for name, _ in nest.stages if find_leaf(nest, name)[1].target.scope is Scope.SCRATCH]
+    words = [f"in bulk: {', '.join(nest.bulk)}"] if nest.bulk else []
+    for name in in_memory:
+        why = None if name in nest.bulk else why_not_bulk(nest, name)
+        words += [] if why is None else [f"not in bulk: {name} ({why})"]
+    roles = ["by a producer of its own"] if nest.specialised else []
+    return "".join(f"; {word}" for word in (*words, *roles))
+
+
+def _registers(program: Program) -> tuple[int, int] | None:
+    return role_registers(thread_count(program) // WARPGROUP)
 
 
 def replay(trace: Iterable[TraceStep], start: Schedule, intrinsics: Iterable[Intrinsic] = ()) -> Schedule:

@@ -19,8 +19,10 @@ from tilewright import te
 from tilewright.errors import ScheduleError
 from tilewright.hw.gpu import WARP
 from tilewright.hw.intrinsics import Fragment, PtxAssembly
+from tilewright.hw.warpgroups import ROW_BYTES, WARPGROUP
 from tilewright.loops.ir import Kind, Scope
-from tilewright.loops.schedule.kinds import BLOCK_AXES, THREAD_AXES, WARP_AXES
+from tilewright.loops.schedule.boxes import with_boxes
+from tilewright.loops.schedule.kinds import BLOCK_AXES, THREAD_AXES, WARP_AXES, WARPGROUP_AXES
 from tilewright.loops.schedule.nest import (
     Leaf,
     Loop,
@@ -33,14 +35,18 @@ from tilewright.loops.schedule.nest import (
     leaves,
     map_leaves,
     perfect_chain,
+    row_major,
     walk,
     with_loads,
     with_values,
 )
 from tilewright.loops.schedule.tensorise import OperandAccess, match
-from tilewright.te.index import Linear, bounds, linear, simplify
+from tilewright.te.index import Linear, bounds, coefficient, divisor_of, linear, simplify
 
 MAX_THREADS = 1024  # of a block
+_TOGETHER = dict.fromkeys(WARP_AXES, WARP) | dict.fromkeys(
+    WARPGROUP_AXES, WARPGROUP
+)  # threads of an iteration
 _PAIR = 2  # neighbours of a fragment that are stored at once
 
 
@@ -50,6 +56,7 @@ def is_bound(nest: Nest) -> bool:
 
 def gpu_form(nest: Nest) -> Nest:
     """The nest with its bound loops replaced; ScheduleError if threads differ or exchange registers."""
+    nest = with_boxes(nest)
     threads = _thread_count(nest)
     nest = _divided(nest)
     form = _Form(te.Var("thread", threads), _fragments(nest))
@@ -66,7 +73,7 @@ def _thread_count(nest: Nest) -> int:
                 remedy="bind one of its loops to thread.x, or inline it",
             )
         count = math.prod(loop.var.extent for loop in bound)
-        counts[leaf.stage] = count * (WARP if bound[0].axis in WARP_AXES else 1)
+        counts[leaf.stage] = count * _TOGETHER.get(bound[0].axis, 1)
     if len(set(counts.values())) > 1:
         text = ", ".join(f"{stage} by {count}" for stage, count in counts.items())
         raise ScheduleError(
@@ -185,6 +192,8 @@ def _fragments(nest: Nest) -> dict[str, Fragment]:
                 )
             if access.strides[-1] != 1:
                 raise ScheduleError(f"tensorise: {name}: the rows of {tile.name} are not contiguous")
+            if _is_matrix(fragment):
+                _check_matrix(nest, name, tile, access)
             if tile.scope is not Scope.REGISTER:
                 continue
             if any(extent % size for extent, size in zip(tile.shape, fragment.tensor.shape, strict=True)):
@@ -200,11 +209,36 @@ def _fragments(nest: Nest) -> dict[str, Fragment]:
     return found
 
 
+def _is_matrix(fragment: Fragment) -> bool:
+    """Whether an instruction reads the whole operand from shared memory, where a descriptor says how it lies."""
+    return fragment.scope is Scope.SCRATCH and fragment.lanes == 1
+
+
+def _check_matrix(nest: Nest, name: str, tile: Tile, access: OperandAccess) -> None:
+    row_bytes = tile.shape[-1] * tile.dtype.bytes
+    if not tile.swizzled or row_bytes not in ROW_BYTES or access.strides[0] != tile.shape[-1]:
+        raise ScheduleError(
+            f"tensorise: {name} takes {tile.name} in swizzled rows of {', '.join(map(str, sorted(ROW_BYTES)))} bytes,"
+            f" and its rows have {row_bytes} bytes and are {'' if tile.swizzled else 'not '}swizzled",
+            remedy=f"swizzle({tile.name!r}), and split the reduction so that its rows are as long",
+        )
+    if tile.name not in nest.bulk:
+        raise ScheduleError(
+            f"tensorise: {name} reads {tile.name} beside the copy engine, and what threads store is not seen there",
+            remedy=f'pipeline({tile.name!r}, stages, copy="bulk")',
+        )
+
+
+def _held_by(fragment: Fragment) -> int:
+    """How many threads hold a tile together."""
+    return max(WARP, fragment.lanes)
+
+
 def _held(fragment: Fragment) -> list[tuple[int, ...]]:
     """The elements that a thread holds, in order."""
     return [
         tuple(int(at) for at in fragment.element(lane, n))
-        for lane in range(WARP)
+        for lane in range(_held_by(fragment))
         for n in range(fragment.size)
     ]
 
@@ -231,34 +265,48 @@ class _Form:
                 chain = _chain(node)
                 body = with_values(chain[-1].body, _positions(chain, THREAD_AXES, self.thread))
                 found.append(Loop(self.thread, body, Kind.THREAD))
-            elif node.axis in WARP_AXES:
-                chain = _chain(node)
-                values = _positions(chain, WARP_AXES, self.thread // WARP)
-                found += with_values(self.warp_level(chain[-1].body), values)
+            elif node.axis in _TOGETHER:
+                chain, together = _chain(node), _TOGETHER[node.axis]
+                axes = WARP_AXES if together == WARP else WARPGROUP_AXES
+                values = _positions(chain, axes, self.thread // together)
+                found += with_values(self.warp_level(chain[-1].body, together), values)
             else:
                 found.append(replace(node, body=self.rebuilt(node.body)))
         return tuple(found)
 
-    def warp_level(self, nodes: Sequence[Node]) -> tuple[Node, ...]:
-        """The work of a warp: instructions, and stages that each thread computes for its part of a fragment."""
+    def warp_level(self, nodes: Sequence[Node], together: int) -> tuple[Node, ...]:
+        """The work of a warp or warpgroup, so many threads: instructions, and stages that each thread computes for its
+        part of a fragment."""
         found: list[Node] = []
         for node in nodes:
             if isinstance(node, Micro):
-                found.append(self.instruction(node))
+                found.append(self.instruction(node, together))
                 continue
             if not isinstance(node, Loop):
                 raise ScheduleError(
                     "bind: below loops of warps there are instructions, and stages that use their results"
                 )
             held = self.of_fragment(node)
-            found.append(held if held is not None else replace(node, body=self.warp_level(node.body)))
+            inner = node if held is not None else replace(node, body=self.warp_level(node.body, together))
+            found.append(inner if held is None else held)
         return tuple(found)
 
-    def instruction(self, node: Micro) -> Node:
+    def instruction(self, node: Micro, together: int) -> Node:
         if not _is_warp_level(node):
             raise ScheduleError(f"bind: {node.intrinsic.name} must be an instruction of a whole warp")
-        starts = []
+        wanted = max(_held_by(fragment) for fragment in node.intrinsic.fragments)
+        if wanted != together:
+            raise ScheduleError(
+                f"bind: {node.intrinsic.name} is carried out by {wanted} threads, and its loops are bound to units of"
+                f" {together}",
+                remedy=f"bind them to {'warp' if wanted == WARP else 'warpgroup'}.x",
+            )
+        starts, pitches = [], []
         for fragment, access in _operands(node):
+            pitches.append(access.tile.shape[-1] if _is_matrix(fragment) else 0)
+            if _is_matrix(fragment):
+                starts.append((access.tile, simplify(row_major(access.tile, access.first))))
+                continue
             if access.tile.scope is Scope.REGISTER:
                 starts.append((self.held_tile(access.tile), self.start(access.tile, access.first)))
                 continue
@@ -266,11 +314,12 @@ class _Form:
             offset = fragment.element(lane, te.as_index(0))
             at = tuple(simplify(first + more) for first, more in zip(access.first, offset, strict=True))
             starts.append((access.tile, flat(access.tile, at)))
-        return replace(node, thread=self.thread, starts=tuple(starts))
+        matrices = tuple(pitches) if any(pitches) else ()
+        return replace(node, thread=self.thread, starts=tuple(starts), pitches=matrices)
 
     def held_tile(self, tile: Tile) -> Tile:
         """The part of a tile that a thread holds: its part of each fragment."""
-        return replace(tile, shape=(tile.size // WARP,))
+        return replace(tile, shape=(tile.size // _held_by(self.fragments[tile.name]),))
 
     def start(self, tile: Tile, first: Sequence[te.Expr]) -> te.Expr:
         """The start of a thread's part of the fragment whose first element is given."""
@@ -280,9 +329,9 @@ class _Form:
             number = number * (extent // size) + index // size
         return simplify(number * fragment.size)
 
-    def of_fragment(self, loop: Loop) -> Node | None:
-        """The loops over one fragment's elements as a loop of threads, each over those that it holds; None if these
-        loops are further inside."""
+    def of_fragment(self, loop: Loop, most: int = _PAIR) -> Node | None:
+        """The loops over one fragment's elements as a loop of threads, each over those that it holds, `most` at once;
+        None if these loops are further inside."""
         chained = perfect_chain(loop)
         if chained is None:
             return None
@@ -313,10 +362,10 @@ class _Form:
             raise ScheduleError(
                 f"bind: stage {leaf.stage} must read {tile.name} once, in loops over whole fragments"
             )
-        many = _PAIR if fragment.size % _PAIR == 0 else 1
+        many = most if fragment.size % most == 0 else 1
         turn, pair = te.Var(f"{loop.name}.n", fragment.size // many), te.Var(f"{loop.name}.v", many)
         number = turn * many + pair
-        at = fragment.element(self.thread % WARP, number)
+        at = fragment.element(self.thread % _held_by(fragment), number)
         first = [
             simplify(te.substitute(index, {each.var: te.as_index(0) for each in inner}))
             for index in load.indices
@@ -326,6 +375,14 @@ class _Form:
         body = with_loads((leaf,), tile, lambda indices: te.Load(held, (start + number,)))
         values = {each.var: value for each, value in zip(inner, at, strict=True)}
         body = with_values(body, values)
+        if many > 1:
+            (of_pair,) = body
+            assert isinstance(of_pair, Leaf)
+            guards = [_of_both(guard, pair) for guard in of_pair.guards]
+            body = (replace(of_pair, guards=tuple(guard for guard in guards if guard is not None)),)
+            many = 1 if None in guards else many
+        if many == 1 and pair.extent > 1:
+            return self.of_fragment(loop, 1)
         nodes: tuple[Node, ...] = (Loop(pair, body, Kind.VECTOR),) if many > 1 else body
         return Loop(self.thread, (Loop(turn, nodes, Kind.UNROLL),), Kind.THREAD)
 
@@ -339,6 +396,20 @@ class _Form:
             f" {size} elements along one of its axes",
             remedy=f"split the loop by {size}",
         )
+
+
+def _of_both(guard: te.Expr, pair: te.Var) -> te.Expr | None:
+    """A guard that is the same for both of two neighbours, as one that does not name them; None if they may differ."""
+    if pair not in te.variables(guard):
+        return guard
+    if isinstance(guard, te.Call) and guard.op == "and":
+        parts = [_of_both(part, pair) for part in guard.args]
+        return None if None in parts else te.all_of([part for part in parts if part is not None])
+    if not (isinstance(guard, te.Call) and guard.op == "lt" and isinstance(guard.args[1], te.Const)):
+        return None
+    first = simplify(te.substitute(guard.args[0], {pair: te.as_index(0)}))
+    even = divisor_of(first) % pair.extent == 0 and int(guard.args[1].value) % pair.extent == 0
+    return te.call("lt", first, guard.args[1]) if even and coefficient(guard.args[0], pair) == 1 else None
 
 
 def _chain(loop: Loop) -> Path:

@@ -52,12 +52,12 @@ def bind(nest: Nest, loop: str, axis: str) -> Nest:
           for j < 128:           ->      thread.x j < 128:
             out[i, j] = ...                out[i, j] = ...
 
-    `axis` is block.x, .y or .z, thread.x, .y or .z, or warp.x, .y or .z; .x is the fastest. Needs: loops of blocks are
-    outermost and hold everything; loops of threads or warps follow each other with nothing between them; neither is a
-    reduction loop. In the end every stage is computed by the same number of threads, a warp being 32; what is below
-    loops of warps is for instructions that a warp carries out, and the registers that they fill. A tile in registers is
-    divided among the threads that write it, and each reads only its own part. Other names: bind (TVM), gpu_blocks and
-    gpu_threads (Halide).
+    `axis` is block.x, .y or .z, and so on for thread, warp and warpgroup (four warps); .x is the fastest. Needs: loops
+    of blocks are outermost and hold everything; loops of threads or warps follow each other with nothing between them;
+    neither is a reduction loop. In the end every stage is computed by the same number of threads, a warp being 32; what
+    is below loops of warps or warpgroups is for instructions that these carry out, and the registers that they fill. A
+    tile in registers is divided among the threads that write it, and each reads only its own part. Other names: bind
+    (TVM), gpu_blocks and gpu_threads (Halide).
     """
     if axis not in AXES:
         raise ScheduleError(f"bind: the axis must be one of {', '.join(AXES)}, got {axis!r}")
@@ -85,10 +85,10 @@ def vthread(nest: Nest, loop: str) -> Nest:
     return _set_kind(nest, loop, Kind.VIRTUAL)
 
 
-BLOCK_AXES, THREAD_AXES, WARP_AXES = (
-    tuple(f"{unit}.{letter}" for letter in "zyx") for unit in ("block", "thread", "warp")
+BLOCK_AXES, THREAD_AXES, WARP_AXES, WARPGROUP_AXES = (
+    tuple(f"{unit}.{letter}" for letter in "zyx") for unit in ("block", "thread", "warp", "warpgroup")
 )  # the slowest first
-AXES = (*BLOCK_AXES, *THREAD_AXES, *WARP_AXES)
+AXES = (*BLOCK_AXES, *THREAD_AXES, *WARP_AXES, *WARPGROUP_AXES)
 
 
 def _set_kind(nest: Nest, name: str, kind: Kind) -> Nest:

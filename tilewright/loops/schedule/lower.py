@@ -11,11 +11,13 @@ from tilewright.errors import PipelineError
 from tilewright.loops import ir
 from tilewright.loops.ir import (
     Across,
+    BoxCopy,
     Buffer,
     Copy,
     For,
     If,
     Kind,
+    Matrix,
     Prefetch,
     Program,
     Scope,
@@ -24,7 +26,9 @@ from tilewright.loops.ir import (
     Transpose,
     Warp,
 )
+from tilewright.loops.schedule.boxes import box
 from tilewright.loops.schedule.nest import (
+    BoxTransfer,
     Fetch,
     Leaf,
     Loop,
@@ -160,9 +164,12 @@ def _statement(node: Node, started: frozenset[str]) -> Stmt:
         source = _buffer(node.source), flat(node.source, node.source_indices)
         inside = None if node.inside is None else _value(node.inside)
         return Copy(_buffer(node.target), flat(node.target, node.indices), *source, node.lanes, inside)
+    if isinstance(node, BoxTransfer):
+        matrix = Matrix(_buffer(node.source), node.rows, node.columns, node.stride)
+        return BoxCopy(_buffer(node.target), te.as_index(0), matrix, node.row, node.column, box(node))
     if isinstance(node, Micro) and node.thread is not None:
         starts = tuple((_buffer(tile), start) for tile, start in node.starts)
-        return Warp(node.intrinsic, node.thread, starts)
+        return Warp(node.intrinsic, node.thread, starts, node.pitches)
     if isinstance(node, Micro):
         found = match(node.loop, node.intrinsic)
         operands = [_operand(access) for access in (found.output, *found.inputs)]

@@ -100,6 +100,7 @@ class Micro:
     intrinsic: Intrinsic
     thread: te.Var | None = None  # of a GPU's instruction: the thread's index
     starts: tuple[tuple[Tile, te.Expr], ...] = ()  # and where a thread's part of each operand begins
+    pitches: tuple[int, ...] = ()  # elements of a row, of operands that are matrices in shared memory
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,21 @@ class Transfer:
     inside: te.Expr | None
 
 
-Node = Loop | Leaf | Micro | Fetch | Transfer
+@dataclass(frozen=True)
+class BoxTransfer:
+    """A copy of a whole tile by a GPU's tensor copy engine: a box of a matrix of so many rows and columns, from (`row`,
+    `column`) on. Lowering makes it of a leaf and the loops that fill the tile."""
+
+    target: Tile
+    source: Tile
+    rows: int
+    columns: int
+    stride: int
+    row: te.Expr
+    column: te.Expr
+
+
+Node = Loop | Leaf | Micro | Fetch | Transfer | BoxTransfer
 Path = tuple[Loop, ...]  # enclosing loops, outermost first
 
 _TRUE = te.const(True, DType.BOOL)
@@ -137,6 +152,8 @@ class Nest:
     constants: frozenset[str] = frozenset()  # the inputs that are the same in every call
     packings: tuple[Packing | None, ...] = ()  # one for each input
     stages: tuple[tuple[str, int], ...] = ()  # of pipelined tiles, by name
+    bulk: tuple[str, ...] = ()  # those that the tensor copy engine fills
+    specialised: bool = False  # whether threads of their own do that
     kept: tuple[
         tuple[str, tuple[str, ...]], ...
     ] = ()  # by stage: the loop it is kept in, and those down to its own
@@ -260,6 +277,8 @@ def map_exprs(nodes: tuple[Node, ...], change: Change) -> tuple[Node, ...]:
             return replace(node, body=tuple(map(visit, node.body)))
         if isinstance(node, Fetch):
             return replace(node, indices=tuple(map(change, node.indices)))
+        if isinstance(node, BoxTransfer):
+            return replace(node, row=change(node.row), column=change(node.column))
         if isinstance(node, Micro) and node.starts:
             return replace(node, starts=tuple((tile, change(start)) for tile, start in node.starts))
         return node

@@ -7,6 +7,7 @@ from dataclasses import replace
 from tilewright import te
 from tilewright.errors import PipelineError, ScheduleError
 from tilewright.loops.ir import Kind, Scope
+from tilewright.loops.schedule.boxes import box_of
 from tilewright.loops.schedule.nest import (
     CHUNK_BYTES,
     Leaf,
@@ -21,8 +22,17 @@ from tilewright.loops.schedule.nest import (
     with_tile,
 )
 
+COPIES = ("async", "bulk")
 
-def pipeline(nest: Nest, tensor: str, stages: int, capacity: int | None = None) -> Nest:
+
+def pipeline(
+    nest: Nest,
+    tensor: str,
+    stages: int,
+    capacity: int | None = None,
+    copy: str = "async",
+    specialise: bool = False,
+) -> Nest:
     """Fill a tile for later iterations while the current one is used, in `stages` copies of it.
 
         for k < 8:                             for n < 2: t[n] = x[n, ..]
@@ -35,7 +45,19 @@ def pipeline(nest: Nest, tensor: str, stages: int, capacity: int | None = None) 
     (`compute_at`), with at least `stages - 1` iterations, and `capacity` bytes of memory for all stages. Tiles of one
     loop and memory have the same number of stages. A computation belongs to where the tile is used, because a store
     that computes is not asynchronous. The transformation itself is `loops/passes/pipeline.py`; the register loops of an
-    inner pipeline are written out. Other names: software_pipeline (TVM), async (Halide), num_stages (Triton).
+    inner pipeline are written out.
+
+    On a GPU with a tensor copy engine (sm_90 and later) `copy="bulk"` lets one instruction copy the whole tile, which
+    waits in a slot with barriers of its own; how its loops are bound to threads does not matter then. With `specialise`
+    additional threads do nothing but copy:
+
+        for k < 8:                             producer:                     consumer:
+          t[..] = x[k, ..]              ->       for k < 8:                    for k < 8:
+          ... t[..] ...                            fill t[k % 3] <- x[k]         await k;  ... t[k % 3] ...;  release k
+
+    Needs: the tile is a box of a matrix in memory, its rows have 32, 64 or 128 bytes and are swizzled, and the
+    pipelined tiles of its loop are copied in the same way. Other names: software_pipeline (TVM), async (Halide),
+    num_stages (Triton).
     """
     path, leaf = find_leaf(nest, tensor)
     tile = leaf.target
@@ -48,6 +70,15 @@ def pipeline(nest: Nest, tensor: str, stages: int, capacity: int | None = None) 
             f"pipeline: {tensor}: it is filled by a synchronous store, which a thread waits for",
             remedy="cache_read the operand itself, so that a copy fills the tile, and compute where it is used",
         )
+    if copy not in COPIES:
+        raise PipelineError(f"pipeline: {tensor}: copy must be one of {', '.join(COPIES)}, got {copy!r}")
+    if specialise and copy != "bulk":
+        raise PipelineError(
+            f"pipeline: {tensor}: threads of their own copy for others by the copy engine alone",
+            remedy='pipeline(..., copy="bulk", specialise=True)',
+        )
+    if copy == "bulk":
+        box_of(nest, tensor)
     loop = _loop(nest, path, tile)
     if loop is None:
         raise PipelineError(
@@ -69,7 +100,18 @@ def pipeline(nest: Nest, tensor: str, stages: int, capacity: int | None = None) 
             raise PipelineError(
                 f"pipeline: {tensor}: {name} of the same loop has {count} stages: their waits differ"
             )
-    changed = replace(nest, stages=(*(each for each in nest.stages if each[0] != tensor), (tensor, stages)))
+        together = other.target.scope is tile.scope and _loop(nest, other_path, other.target) is loop
+        if together and name != tensor and (name in nest.bulk) != (copy == "bulk"):
+            raise PipelineError(
+                f"pipeline: {tensor}: {name} of the same loop is copied otherwise: their waits differ",
+                remedy=f"the same copy= for {name} and {tensor}",
+            )
+    changed = replace(
+        nest,
+        stages=(*(each for each in nest.stages if each[0] != tensor), (tensor, stages)),
+        bulk=(*(each for each in nest.bulk if each != tensor), *((tensor,) if copy == "bulk" else ())),
+        specialised=nest.specialised or specialise,
+    )
     _check_capacity(changed, tensor, stages, capacity)
     return changed
 

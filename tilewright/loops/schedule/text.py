@@ -17,6 +17,8 @@ def print_nest(nest: Nest) -> str:
             shape = ", ".join(map(str, leaf.target.shape))
             count = dict(nest.stages).get(leaf.target.name, 1)
             notes = ", swizzled" * leaf.target.swizzled + (f", {count} stages" if count > 1 else "")
+            if leaf.target.name in nest.bulk:
+                notes += ", by the copy engine" + ", which has threads of its own" * nest.specialised
             lines.append(
                 f"{leaf.target.scope.value} {leaf.target.name}: {leaf.target.dtype.short}[{shape}]{notes}"
             )

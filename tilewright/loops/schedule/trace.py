@@ -147,6 +147,8 @@ def _fits(value: Any, annotation: Any) -> bool:
     """Whether plain data has the type of a primitive's parameter; an intrinsic is given by name."""
     if annotation is Intrinsic:
         return isinstance(value, str)
+    if annotation is bool:
+        return isinstance(value, bool)
     if annotation in (int, str):
         return isinstance(value, annotation) and not isinstance(value, bool)
     if get_origin(annotation) is Sequence:

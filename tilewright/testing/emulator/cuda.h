@@ -218,6 +218,10 @@ inline void cp_async_ca_shared_global(unsigned to, const void* from, int bytes, 
 inline void cp_async_commit_group() { emulator::commit_group(); }
 inline void cp_async_wait_group(int pending) { emulator::wait_group(pending); }
 
+inline void setmaxnreg_dec_sync_aligned_u32(int count) { emulator::check_registers(count); }
+inline void setmaxnreg_inc_sync_aligned_u32(int count) { emulator::check_registers(count); }
+inline void bar_sync(int number, int threads) { emulator::named_barrier(number, threads); }
+
 inline void fence_proxy_async_shared__cta() { emulator::fence_async(); }
 inline void prefetch_tensormap(const void*) {}
 inline void mbarrier_init_shared__cta_b64(unsigned barrier, unsigned arrivals) {

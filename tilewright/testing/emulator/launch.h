@@ -25,11 +25,11 @@ inline unsigned char* guarded(size_t bytes, size_t alignment) {
 inline void thread_body() {
   machine.kernel(machine.arguments);
   if (!self().open.empty() || !self().groups.empty()) fail("ends while an asynchronous copy is under way");
-  for (const auto& each : own_block().barriers)
-    if (!each.second.copies.empty()) fail("ends while a box is on its way");
   if (!self().multiplying.empty() || !self().multiplied.empty()) fail("ends while a multiplication is under way");
   self().done = true;
-  ++own_block().finished;
+  if (++own_block().finished == machine.threads)
+    for (const auto& each : own_block().barriers)
+      if (!each.second.copies.empty()) fail("the block ends while a box is on its way");
   _longjmp(machine.scheduler, 1);
 }
 

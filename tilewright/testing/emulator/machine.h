@@ -93,6 +93,8 @@ struct Block {
   unsigned epoch = 1, barrier = 0;
   int arrived = 0, finished = 0;
   std::map<unsigned, BoxBarrier> barriers;  // by address
+  int arrived_at[16] = {};                  // named barriers: who waits, and how often each was passed
+  unsigned passed[16] = {};
 };
 
 struct Thread {
@@ -162,6 +164,20 @@ inline void block_barrier() {
   block.arrived = 0;
   ++block.barrier;
   ++block.epoch;
+}
+
+// A barrier of some threads of a block. What these have accessed is ordered then; others do not come between.
+inline void named_barrier(int number, int threads) {
+  Block& block = own_block();
+  if (number < 1 || number > 15 || threads % WARP || threads > machine.threads) fail("a barrier that does not exist");
+  const unsigned phase = block.passed[number];
+  if (++block.arrived_at[number] < threads) return wait_until_changed(block.passed[number], phase);
+  block.arrived_at[number] = 0;
+  ++block.passed[number];
+  ++block.epoch;
+}
+inline void check_registers(int count) {
+  if (count < 24 || count > 256 || count % 8) fail("a warpgroup asks for registers in a number that there is not");
 }
 
 inline void cluster_arrive() {
@@ -397,8 +413,8 @@ inline void copy_box(BoxCopy copy, unsigned address) {
   Block& block = own_block();
   if ((size_t)copy.from % 16 || copy.stride % 16) fail("a tensor map's address or stride is not a multiple of 16");
   if (copy.to % 128) fail("a box does not begin at a multiple of 128 bytes");
-  for (int n = 0; n < copy.bytes(); ++n) {
-    *located(block, copy.to + n, 1) = POISON;
+  for (int n = 0; n < copy.bytes(); ++n) *located(block, copy.to + n, 1) = POISON;
+  for (int n = 0; n < copy.bytes(); n += machine.granule) {
     Word& word = block.words[(copy.to - FIRST_ADDRESS + n) / machine.granule];
     if (word.flying) fail("a box goes where a copy is under way");
     if (word.unfenced) fail("a box goes where was written without a fence behind it");

@@ -17,7 +17,7 @@ from tilewright.codegen.cuda.tensor import tensor_source
 from tilewright.errors import TargetError
 from tilewright.graph.ir import Node
 from tilewright.measure.validation import CheckCase
-from tilewright.runtime.plan import VendorCall
+from tilewright.runtime.plan import MatrixMap, VendorCall
 from tilewright.space.implementation import Implementation
 from tilewright.testing.emulator.translate import translated
 
@@ -126,13 +126,21 @@ def results_of(implementation: Implementation, cases: Sequence[CheckCase], folde
     return [result.reshape(-1) for result in values[implementation.parts[-1].result]]
 
 
+def _map(map: MatrixMap, element_bytes: int) -> str:
+    sizes = (map.rows, map.columns, map.stride, map.box_rows, map.box_columns, element_bytes)
+    return f"emulator::tensor_map<TensorMap>(arguments[{map.argument}], {', '.join(str(size) for size in sizes)})"
+
+
 def _main(source: GpuSource, text: str) -> str:
     cluster = found[1] if (found := _CLUSTER.search(text)) else "1"
     *inputs, output = source.params
     arguments = [f"{{{b.size * b.dtype.bytes}, false}}" for b in inputs]
     arguments.append(f"{{{output.size * output.dtype.bytes}, true}}")
     types = [*(f"const {b.dtype.short}*" for b in inputs), f"{output.dtype.short}*"]
-    passed = ", ".join(f"({kind})arguments[{n}]" for n, kind in enumerate(types))
+    given = [f"({kind})arguments[{n}]" for n, kind in enumerate(types)]
+    passed = ", ".join(
+        [*given, *(_map(each, source.params[each.argument].dtype.bytes) for each in source.maps)]
+    )
     return "\n".join(
         [
             '#include "cuda.h"',

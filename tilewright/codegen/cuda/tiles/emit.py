@@ -78,7 +78,7 @@ def emit_tile_program(
 
 
 def headers() -> str:
-    return "\n".join(included(name) for name in ("prelude.cuh", "tiles/tiles.cuh"))
+    return "\n".join(included(name) for name in ("prelude.cuh", "copy_engine.cuh", "tiles/tiles.cuh"))
 
 
 class _Emitter(Pipelines):

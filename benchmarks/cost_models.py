@@ -48,8 +48,10 @@ import cost_speed
 from cost_baselines import perceptron, trees
 from cost_report import (
     ABLATION_ROWS,
+    NETWORK_ALONE,
     SEARCHES,
     STATEMENTS,
+    TREES_ALONE,
     UNTRAINED,
     Score,
     at_random,
@@ -60,6 +62,7 @@ from cost_report import (
 from tilewright.cost import weights
 from tilewright.cost.attention import Attention
 from tilewright.cost.boosted import Boosted
+from tilewright.cost.forest import PREFIX, Forest, flat_rows
 from tilewright.cost.model import CostModel
 from tilewright.cost.network import LEVELS, STATEMENT
 from tilewright.dataset.split import families, folds
@@ -75,7 +78,9 @@ PARTS = ("held-out", "ablation", "machine", "search", "speed")
 FOLDS = 5
 BATCH, GOAL = 4, 0.98
 
-# What the attention model sees, step by step.
+SETTINGS = TrainingSettings()
+
+# What the attention model sees and has, step by step.
 ABLATION: dict[str, dict[str, Any]] = {
     STATEMENTS: {"levels": ("terms", STATEMENT), "residual": False},  # with terms that are all zero
     "knobs and terms": {"levels": ("terms", "knob"), "residual": False},
@@ -83,6 +88,7 @@ ABLATION: dict[str, dict[str, Any]] = {
     "+ instruction": {"levels": ("terms", "knob", "task", "instruction"), "residual": False},
     "+ machine": {"levels": LEVELS, "residual": False},
     "+ analytical residual": {"levels": LEVELS},
+    "+ trees": {"levels": LEVELS, "trees": SETTINGS.trees},
     "without ranking loss": {"levels": LEVELS, "ranking": 0.0},
     UNTRAINED: {},
 }
@@ -132,7 +138,6 @@ def searched(model: CostModel, table: Table) -> Search:
 
 # -- jobs -------------------------------------------------------------------------------------------------------------
 
-SETTINGS = TrainingSettings()
 _TABLES: dict[str, list[Table]] = {}
 
 
@@ -176,14 +181,31 @@ def _run(job: Job) -> list[Score]:
     elif job.method in ("boosted", "LambdaRank"):
         found = trees(job.method, training, tests, seed)
     elif job.method == "MLP":
-        found = perceptron(training, tests, seed, job.device, job.steps)
+        found = perceptron(training, tests, seed, job.device, 2 * job.steps + 100)
     else:
-        if job.method == STATEMENTS:
-            tests, training = ([_without_terms(table) for table in some] for some in (tests, training))
-        settings = replace(SETTINGS, seed=seed, steps=job.steps, **ABLATION.get(job.method, {}))
-        tensors = _trained(training, settings, job)
-        found = [predicted(tensors, table, settings) for table in tests]
+        return _attention(job, tests, training)
     return [judged(*where, table, scores) for table, scores in zip(tests, found, strict=True)]
+
+
+def _attention(job: Job, tests: Sequence[Table], training: Sequence[Table]) -> list[Score]:
+    settings = replace(SETTINGS, seed=job.seed, steps=job.steps)
+    if job.part == "ablation":
+        settings = replace(settings, **{"trees": 0, **ABLATION[job.method]})
+    if job.method == STATEMENTS:
+        tests, training = ([_without_terms(table) for table in some] for some in (tests, training))
+    tensors = _trained(training, settings, job)
+    found = {job.method: [predicted(tensors, table, settings) for table in tests]}
+    if settings.trees and job.part != "ablation":
+        network = {name: tensor for name, tensor in tensors.items() if not name.startswith(PREFIX)}
+        found[NETWORK_ALONE] = [predicted(network, table, settings) for table in tests]
+        forest = Forest.of(tensors)
+        assert forest is not None
+        found[TREES_ALONE] = [table.base + forest(flat_rows(table.tokens)) for table in tests]
+    return [
+        judged(job.part, name, job.fold, job.seed, table, scores)
+        for name, some in found.items()
+        for table, scores in zip(tests, some, strict=True)
+    ]
 
 
 def _without_terms(table: Table) -> Table:

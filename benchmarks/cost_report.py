@@ -15,11 +15,12 @@ from tilewright.db.record import Record
 from tilewright.hw import CpuMachine
 
 STATEMENTS, UNTRAINED = "statements alone", "without pre-training"
+NETWORK_ALONE, TREES_ALONE = "attention: its network alone", "attention: its trees alone"
 ABLATION_ROWS = (
-    STATEMENTS, "knobs and terms", "+ task", "+ instruction", "+ machine", "+ analytical residual",
+    STATEMENTS, "knobs and terms", "+ task", "+ instruction", "+ machine", "+ analytical residual", "+ trees",
     "without ranking loss", UNTRAINED,
 )  # fmt: skip
-STEPS = ABLATION_ROWS[1:6]  # each adds to the one before
+STEPS = ABLATION_ROWS[1:7]  # each adds to the one before
 SEARCHES = ("attention", f"attention, {UNTRAINED}", "boosted", "boosted, no prior")
 MAX_TRIALS = 64  # of a search
 

@@ -23,7 +23,7 @@ from tilewright.errors import WeightsError
 
 WIDTH, HEADS, LAYERS, HIDDEN = 64, 4, 2, 128
 MEMBERS, MEMBER_WIDTH = 4, 32
-FOREST_SHARE = 0.5  # of each member's prediction, if there are trees
+FOREST_SHARE = 0.6  # of each member's prediction, if there are trees
 LEVELS = ("task", "machine", "terms", "instruction", "knob")
 SINGLE = LEVELS[:4]  # levels with one token
 STATEMENT = "statement"  # a further level, for experiments: hardly any config has its loop program

@@ -42,9 +42,9 @@ _SHRUNK = ("member.w2", "member.b2")  # the last layer of each member
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    steps: int = 700
+    steps: int = 300
     tables: int = 8  # of a step
-    configs: int = 40  # of a table in a step
+    configs: int = 24  # of a table in a step
     rate: float = 1.5e-3
     decay: float = 0.2
     dropout: float = 0.25  # of tokens of knobs

@@ -1,7 +1,8 @@
 """Cost models on tasks that they have not seen: whole tasks held out, several folds and seeds.
 
     python benchmarks/cost_models.py DATA... [--device cuda] [--jobs 12] [--seeds 5] [--json FILE] [--markdown FILE]
-                                     [--weights FILE] [--parts held-out,ablation,machine,search,speed]
+                                     [--weights FILE] [--log FILE] [--methods attention;boosted]
+                                     [--parts held-out,ablation,machine,search,speed]
 
 DATA are files of `tilewright dataset collect` or `merge`. A table has the measured configs of one task on one machine.
 Tables of tasks that are near copies of each other are held out together, with all their machines (`dataset/split.py`).
@@ -22,7 +23,6 @@ no data: see cost_speed.py.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import math
 import os
@@ -36,34 +36,51 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that is not installed
 
+import cost_report
 import cost_speed
+from cost_baselines import perceptron, trees
+from cost_report import (
+    ABLATION_ROWS,
+    NETWORK_ALONE,
+    SEARCHES,
+    STATEMENTS,
+    TREES_ALONE,
+    UNTRAINED,
+    Score,
+    at_random,
+    judged,
+    kind_of,
+    report,
+)
 from tilewright.cost import weights
 from tilewright.cost.attention import Attention
 from tilewright.cost.boosted import Boosted
+from tilewright.cost.forest import PREFIX, Forest, flat_rows
 from tilewright.cost.model import CostModel
 from tilewright.cost.network import LEVELS, STATEMENT
-from tilewright.cost.vocabulary import BUCKETS
 from tilewright.dataset.split import families, folds
 from tilewright.dataset.store import read
 from tilewright.dataset.tables import Table, tables_of
 from tilewright.dataset.train import TrainingSettings, about, predicted, train
+from tilewright.db.record import Key, Record
 from tilewright.errors import CostModelWarning
 from tilewright.space.candidates import Candidates
 from tilewright.space.outcome import Outcome
 
 PARTS = ("held-out", "ablation", "machine", "search", "speed")
 FOLDS = 5
-BATCH, GOAL, MAX_TRIALS = 4, 0.98, 64
+BATCH, GOAL = 4, 0.98
 
-STATEMENTS, UNTRAINED = "statements alone", "without pre-training"
+SETTINGS = TrainingSettings()
 
-# What the attention model sees, step by step.
+# What the attention model sees and has, step by step.
 ABLATION: dict[str, dict[str, Any]] = {
     STATEMENTS: {"levels": ("terms", STATEMENT), "residual": False},  # with terms that are all zero
     "knobs and terms": {"levels": ("terms", "knob"), "residual": False},
@@ -71,188 +88,56 @@ ABLATION: dict[str, dict[str, Any]] = {
     "+ instruction": {"levels": ("terms", "knob", "task", "instruction"), "residual": False},
     "+ machine": {"levels": LEVELS, "residual": False},
     "+ analytical residual": {"levels": LEVELS},
+    "+ trees": {"levels": LEVELS, "trees": SETTINGS.trees},
     "without ranking loss": {"levels": LEVELS, "ranking": 0.0},
     UNTRAINED: {},
 }
-_STEPS = list(ABLATION)[1:6]  # each adds to the one before
-
-
-# -- flat baselines ---------------------------------------------------------------------------------------------------
-
-
-def flat(table: Table) -> np.ndarray:
-    tokens = table.tokens
-    slots = np.zeros((len(tokens), BUCKETS, 2), np.float32)
-    rows = np.arange(len(tokens))[:, None]
-    slots[rows, tokens.buckets, 0] = np.where(tokens.knob_mask, tokens.knobs[:, :, 0] + 0.5, 0.0)
-    slots[rows, tokens.buckets, 1] = np.where(tokens.knob_mask, tokens.knobs[:, :, 2], 0.0)
-    parts = [tokens.task, tokens.machine, tokens.terms, tokens.instruction, slots.reshape(len(tokens), -1)]
-    return np.concatenate(parts, axis=1)
-
-
-def _targets(table: Table) -> np.ndarray:
-    found = table.residuals
-    return found - np.nanmean(found)
-
-
-def _trees(kind: str, training: Sequence[Table], tests: Sequence[Table], seed: int) -> list[np.ndarray]:
-    import lightgbm
-
-    rows = [flat(table)[table.known] for table in training]
-    common: dict[str, Any] = {
-        "verbose": -1,
-        "num_threads": 2,
-        "seed": seed,
-        "learning_rate": 0.05,
-        "num_leaves": 31,
-    }
-    if kind == "LambdaRank":
-        labels = [
-            np.floor(31 * np.exp(np.nanmin(np.log(t.seconds)) - np.log(t.seconds[t.known]))) for t in training
-        ]
-        options = {**common, "objective": "lambdarank", "label_gain": list(range(32))}
-        given = [
-            np.hstack([r, t.base[t.known][:, None] - t.base.mean()])
-            for r, t in zip(rows, training, strict=True)
-        ]
-        data = lightgbm.Dataset(
-            np.concatenate(given),
-            np.concatenate(labels), group=[len(each) for each in labels],
-        )  # fmt: skip
-        grown = lightgbm.train(options, data, 300)
-        return [
-            -np.asarray(grown.predict(np.hstack([flat(t), t.base[:, None] - t.base.mean()]))) for t in tests
-        ]
-    data = lightgbm.Dataset(np.concatenate(rows), np.concatenate([_targets(t)[t.known] for t in training]))
-    grown = lightgbm.train({**common, "objective": "huber", "alpha": 0.25, "min_data_in_leaf": 20}, data, 300)
-    return [t.base + grown.predict(flat(t)) for t in tests]
-
-
-def _perceptron(
-    training: Sequence[Table], tests: Sequence[Table], seed: int, device: str, steps: int
-) -> list[np.ndarray]:
-    import torch
-
-    torch.manual_seed(seed)
-    rows = np.concatenate([flat(table)[table.known] for table in training])
-    targets = np.concatenate([_targets(t)[t.known] for t in training])
-    mean, scale = rows.mean(axis=0), 1 / np.maximum(rows.std(axis=0), 0.05)
-    x = torch.tensor((rows - mean) * scale, dtype=torch.float32, device=device).clamp(-5, 5)
-    y = torch.tensor(targets, dtype=torch.float32, device=device)
-    net = torch.nn.Sequential(
-        torch.nn.Linear(x.shape[1], 256), torch.nn.ReLU(), torch.nn.Linear(256, 256), torch.nn.ReLU(),
-        torch.nn.Linear(256, 1),
-    ).to(device)  # fmt: skip
-    optimiser = torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=0.02)
-    for step in range(steps):
-        for group in optimiser.param_groups:
-            group["lr"] = 1e-3 * 0.5 * (1 + math.cos(math.pi * step / steps))
-        at = torch.randint(len(x), (512,), device=device)
-        loss = torch.nn.functional.huber_loss(net(x[at])[:, 0], y[at], delta=0.25)
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-    found = []
-    with torch.no_grad():
-        for table in tests:
-            given = torch.tensor((flat(table) - mean) * scale, dtype=torch.float32, device=device).clamp(
-                -5, 5
-            )
-            found.append(table.base + net(given)[:, 0].cpu().numpy())
-    return found
-
-
-# -- judging ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Score:
-    part: str
-    method: str
-    fold: int
-    seed: int
-    table: str
-    kind: str
-    family: str
-    top1: float
-    top8: float
-    pairs: float
-    best: float  # seconds
-    first: float
-    first8: float
-    trials: int = 0
-    reached: bool = True  # whether a config within 2% of the best is among them
-    thinking: float = 0.0
-    machine: str = ""
-
-
-def judged(part: str, method: str, fold: int, seed: int, table: Table, scores: np.ndarray) -> Score:
-    seconds = np.where(table.known, table.seconds, np.inf)
-    best = float(seconds.min())
-    order = np.argsort(scores, kind="stable")
-    first, first8 = float(seconds[order[0]]), float(seconds[order[:8]].min())
-    known = table.known
-    t, s = np.log(table.seconds[known]), scores[known]
-    distinct = t[:, None] - t[None, :] > 0.02
-    right = float((s[:, None] > s[None, :])[distinct].mean()) if distinct.any() else 1.0
-    return Score(
-        part, method, fold, seed, table.name, _kind(table), table.family, best / first, best / first8, right, best,
-        first, first8, machine=table.machine,
-    )  # fmt: skip
-
-
-def at_random(part: str, fold: int, seed: int, table: Table) -> Score:
-    rng = np.random.default_rng(seed)
-    seconds = np.where(table.known, table.seconds, np.inf)
-    best = float(seconds.min())
-    draws = [rng.permutation(len(seconds))[:8] for _ in range(400)]
-    tops = [best / seconds[draw[0]] for draw in draws]
-    eights = [best / seconds[draw].min() for draw in draws]
-    firsts = [min(seconds[draw[0]], 100 * best) for draw in draws]
-    return Score(
-        part, "random", fold, seed, table.name, _kind(table), table.family, float(np.mean(tops)),
-        float(np.mean(eights)), 0.5, best, float(np.mean(firsts)),
-        float(np.mean([seconds[draw].min() for draw in draws])),
-    )  # fmt: skip
-
-
-def _kind(table: Table) -> str:
-    return "GPU" if table.kind == "cuda" else f"CPU {8 * table.job.machine.vector_bytes} bit"  # type: ignore[attr-defined]
+assert tuple(ABLATION) == ABLATION_ROWS
 
 
 # -- search -----------------------------------------------------------------------------------------------------------
 
 
-def searched(model: CostModel, table: Table) -> tuple[int, bool, float]:
-    """(trials until a config within 2% of the best is measured, whether one was, seconds of thinking). Four at a time,
-    the most promising ones first."""
+@dataclass(frozen=True)
+class Search:
+    """`trials`: until a config within 2% of the best was measured; `reached`: whether one was. `thinking`: CPU seconds
+    of the model; `building`: seconds that the builds of its trials took when they were recorded."""
+
+    trials: int
+    reached: bool
+    thinking: float
+    building: float
+
+
+def searched(model: CostModel, table: Table) -> Search:
+    """Four at a time, the most promising ones first."""
     outcomes = {
         config: Outcome(config, float(s) if math.isfinite(s) else None, "" if math.isfinite(s) else "build")
         for config, s in zip(table.configs, table.seconds, strict=True)
     }
+    builds = dict(zip(table.configs, table.builds.tolist(), strict=True))
     best = float(np.nanmin(table.seconds))
-    left, trials, spent = list(table.configs), 0, 0.0
-    while left and trials < MAX_TRIALS:
-        begin = time.perf_counter()
+    left, trials, thinking, building = list(table.configs), 0, 0.0, 0.0
+    while left and trials < cost_report.MAX_TRIALS:
+        begin = time.process_time()
         found = model.predict(left)
         scores = found.optimistic() / np.maximum(found.valid, 1e-3)
         chosen = [left[at] for at in np.argsort(scores, kind="stable")[:BATCH]]
-        spent += time.perf_counter() - begin
+        thinking += time.process_time() - begin
         for config in chosen:
-            trials += 1
+            trials, building = trials + 1, building + builds[config]
             seconds = outcomes[config].seconds
             if seconds is not None and best / seconds >= GOAL:
-                return trials, True, spent
-        begin = time.perf_counter()
+                return Search(trials, True, thinking, building)
+        begin = time.process_time()
         model.update([outcomes[config] for config in chosen])
-        spent += time.perf_counter() - begin
+        thinking += time.process_time() - begin
         left = [config for config in left if config not in set(chosen)]
-    return trials, False, spent
+    return Search(trials, False, thinking, building)
 
 
 # -- jobs -------------------------------------------------------------------------------------------------------------
 
-SETTINGS = TrainingSettings()
 _TABLES: dict[str, list[Table]] = {}
 
 
@@ -282,10 +167,9 @@ def run(job: Job) -> list[Score]:
 
 
 def _run(job: Job) -> list[Score]:
-    cache = f"{job.cache}.statements" if job.method == STATEMENTS else job.cache
-    if cache not in _TABLES:
-        _TABLES[cache] = pickle.loads(Path(cache).read_bytes())
-    tables = _TABLES[cache]
+    if job.cache not in _TABLES:
+        _TABLES[job.cache] = pickle.loads(Path(job.cache).read_bytes())
+    tables = _TABLES[job.cache]
     tests, training = [tables[at] for at in job.held_out], [tables[at] for at in job.training]
     seed, where = job.seed, (job.part, job.method, job.fold, job.seed)
     if job.method == "random":
@@ -295,16 +179,33 @@ def _run(job: Job) -> list[Score]:
     if job.method in ("analytical", UNTRAINED):
         found = [table.base for table in tests]
     elif job.method in ("boosted", "LambdaRank"):
-        found = _trees(job.method, training, tests, seed)
+        found = trees(job.method, training, tests, seed)
     elif job.method == "MLP":
-        found = _perceptron(training, tests, seed, job.device, job.steps)
+        found = perceptron(training, tests, seed, job.device, 2 * job.steps + 100)
     else:
-        if job.method == STATEMENTS:
-            tests, training = ([_without_terms(table) for table in some] for some in (tests, training))
-        settings = replace(SETTINGS, seed=seed, steps=job.steps, **ABLATION.get(job.method, {}))
-        tensors = _trained(training, settings, job)
-        found = [predicted(tensors, table, settings) for table in tests]
+        return _attention(job, tests, training)
     return [judged(*where, table, scores) for table, scores in zip(tests, found, strict=True)]
+
+
+def _attention(job: Job, tests: Sequence[Table], training: Sequence[Table]) -> list[Score]:
+    settings = replace(SETTINGS, seed=job.seed, steps=job.steps)
+    if job.part == "ablation":
+        settings = replace(settings, **{"trees": 0, **ABLATION[job.method]})
+    if job.method == STATEMENTS:
+        tests, training = ([_without_terms(table) for table in some] for some in (tests, training))
+    tensors = _trained(training, settings, job)
+    found = {job.method: [predicted(tensors, table, settings) for table in tests]}
+    if settings.trees and job.part != "ablation":
+        network = {name: tensor for name, tensor in tensors.items() if not name.startswith(PREFIX)}
+        found[NETWORK_ALONE] = [predicted(network, table, settings) for table in tests]
+        forest = Forest.of(tensors)
+        assert forest is not None
+        found[TREES_ALONE] = [table.base + forest(flat_rows(table.tokens)) for table in tests]
+    return [
+        judged(job.part, name, job.fold, job.seed, table, scores)
+        for name, some in found.items()
+        for table, scores in zip(tests, some, strict=True)
+    ]
 
 
 def _without_terms(table: Table) -> Table:
@@ -348,156 +249,97 @@ def _searches(job: Job, tests: Sequence[Table], training: Sequence[Table], path:
                 model = Attention(candidates, threads, seed=job.seed, path=path)
         else:
             model = Boosted(candidates, threads, seed=job.seed, prior=job.method == "boosted")
-        trials, reached, spent = searched(model, table)
-        nothing = np.zeros(len(table.configs))
-        scores.append(
-            replace(
-                judged(job.part, job.method, job.fold, job.seed, table, nothing),
-                trials=trials,
-                reached=reached,
-                thinking=spent,
-            )
-        )
+        found, nothing = searched(model, table), np.zeros(len(table.configs))
+        score = judged(job.part, job.method, job.fold, job.seed, table, nothing)
+        scores.append(replace(score, **asdict(found)))
     return scores
 
 
 def jobs_of(
-    tables: Sequence[Table], parts: Sequence[str], seeds: int, device: str, cache: str, steps: int
+    tables: Sequence[Table],
+    parts: Sequence[str],
+    seeds: int,
+    device: str,
+    cache: str,
+    steps: int,
+    folds_each: int = FOLDS,
 ) -> list[Job]:
+    """`folds_each`: of the folds, how many are held out, one after the other."""
     everything = set(range(len(tables)))
     jobs: list[Job] = []
 
-    def add(
-        part: str, methods: Sequence[str], fold: int, seed: int, held_out: Sequence[int], rest: Sequence[int]
-    ) -> None:
-        jobs.extend(
-            Job(part, m, fold, seed, tuple(held_out), tuple(rest), device, cache, steps) for m in methods
+    def add(part: str, methods: Sequence[str], fold: int, seed: int, held_out: Sequence[int]) -> None:
+        rest = sorted(everything - set(held_out))
+        if rest:
+            both = tuple(held_out), tuple(rest)
+            jobs.extend(Job(part, m, fold, seed, *both, device, cache, steps) for m in methods)
+
+    kinds = sorted({kind_of(table) for table in tables})
+    for seed in range(seeds):
+        for fold, held_out in enumerate(folds(tables, FOLDS, seed)[:folds_each]):
+            if "held-out" in parts:
+                add("held-out", ["attention", "MLP", "boosted", "LambdaRank"], fold, seed, held_out)
+                add("held-out", ["analytical", "random"], fold, seed, held_out)
+            if "ablation" in parts:
+                add("ablation", list(ABLATION), fold, seed, held_out)
+        for number, kind in enumerate(kinds):
+            if "machine" in parts and kind != "GPU":
+                held_out = [at for at, table in enumerate(tables) if kind_of(table) == kind]
+                add("machine", ["attention", "boosted", "analytical"], number, seed, held_out)
+        for number, (_, held_out) in enumerate(sorted(families(tables).items())):
+            if "search" in parts:
+                add("search", SEARCHES, number, seed, held_out)
+    return jobs
+
+
+def in_order(jobs: Sequence[Job]) -> list[Job]:
+    """What takes no time first, then seed by seed, all methods of a fold together."""
+    order = ("weights", "held-out", "machine", "search", "ablation")
+    return sorted(
+        jobs, key=lambda j: (j.method not in ("analytical", "random"), j.seed, order.index(j.part), j.fold)
+    )
+
+
+def thinned(records: Sequence[Record], count: int, seed: int = 0) -> list[Record]:
+    """At most `count` records of each task on each machine, drawn at random."""
+    groups: dict[Key, list[Record]] = {}
+    for record in records:
+        groups.setdefault(record.key, []).append(record)
+    found: list[Record] = []
+    for some in groups.values():
+        found += Random(seed).sample(
+            sorted(some, key=lambda record: str(record.config)), min(count, len(some))
+        )
+    return found
+
+
+class Log:
+    """A file with the scores of every job that is done, so that a run can be interrupted and goes on."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._done: dict[str, list[Score]] = {}
+        if path is not None and path.exists():
+            for line in path.read_text().splitlines():
+                entry = json.loads(line)
+                self._done[entry["job"]] = [Score(**score) for score in entry["scores"]]
+
+    @staticmethod
+    def _name(job: Job) -> str:
+        """What its scores depend on but for the code and the data."""
+        return (
+            f"{job.part}; {job.method}; fold {job.fold}; seed {job.seed}; {job.steps} steps; {job.held_out}"
         )
 
-    for seed in range(seeds):
-        for fold, held_out in enumerate(folds(tables, FOLDS, seed)):
-            rest = sorted(everything - set(held_out))
-            if "held-out" in parts:
-                add("held-out", ["attention", "MLP", "boosted", "LambdaRank"], fold, seed, held_out, rest)
-                add("held-out", ["analytical", "random"], fold, seed, held_out, rest)
-            if "ablation" in parts and seed < 2:
-                add("ablation", list(ABLATION), fold, seed, held_out, rest)
-        if "machine" in parts:
-            kinds = sorted({_kind(table) for table in tables})
-            for number, kind in enumerate(kinds):
-                held_out = [at for at, table in enumerate(tables) if _kind(table) == kind]
-                rest = sorted(everything - set(held_out))
-                if rest and kind != "GPU":
-                    add("machine", ["attention", "boosted", "analytical"], number, seed, held_out, rest)
-    if "search" in parts:
-        for seed in range(seeds):
-            for number, (_, held_out) in enumerate(sorted(families(tables).items())):
-                rest = sorted(everything - set(held_out))
-                if rest:
-                    add("search", _METHODS, number, seed, held_out, rest)
-    # What takes no time first, then the parts in the order of their weight, all methods of a fold together.
-    order = ("held-out", "machine", "search", "ablation")
-    return sorted(
-        jobs, key=lambda j: (j.method not in ("analytical", "random"), order.index(j.part), j.seed, j.fold)
-    )
+    def of(self, job: Job) -> list[Score] | None:
+        return self._done.get(self._name(job))
 
-
-# -- report -----------------------------------------------------------------------------------------------------------
-
-
-def _row(name: str, some: Sequence[Score]) -> str:
-    top1, top8 = (np.array([getattr(score, key) for score in some]) for key in ("top1", "top8"))
-    pairs = np.mean([score.pairs for score in some])
-    sums = [sum(getattr(score, key) for score in some) for key in ("best", "first", "first8")]
-    return (
-        f"| {name} | {top1.mean():.3f} | {np.percentile(top1, 10):.3f} | {top1.min():.3f} | {top8.mean():.3f} |"
-        f" {np.percentile(top8, 10):.3f} | {top8.min():.3f} | {sums[0] / sums[1]:.3f} | {sums[0] / sums[2]:.3f} |"
-        f" {pairs:.3f} |"
-    )
-
-
-_HEAD = (
-    "| {} | top-1 | 10th percentile | least | best of 8 | 10th percentile | least | TenSet's top-1 | TenSet's top-8 |"
-    " pairs |\n"
-    "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
-)
-
-
-def report(scores: Sequence[Score]) -> str:
-    lines: list[str] = []
-    kinds = sorted({score.kind for score in scores})
-    for part, title in (
-        ("held-out", "Tasks held out"),
-        ("machine", "A machine held out"),
-        ("ablation", "Ablation"),
-    ):
-        for kind in kinds:
-            found = [score for score in scores if score.part == part and score.kind == kind]
-            if not found:
-                continue
-            count = len({score.table for score in found})
-            lines += ["", f"## {title}: {kind}, {count} tasks", "", _HEAD.format("model")]
-            methods = dict.fromkeys(score.method for score in found)
-            order = list(ABLATION) if part == "ablation" else sorted(methods)
-            lines += [_row(m, [s for s in found if s.method == m]) for m in order if m in methods]
-            if part == "ablation":
-                lines += ["", *_steps(found)]
-    searches = [score for score in scores if score.part == "search"]
-    if searches:
-        lines += ["", "## Search: tasks of a family held out, trials until 98% of the best", ""]
-        lines += [
-            "| machine | family | " + " | ".join(_METHODS) + " |",
-            "| --- | --- |" + " --- |" * len(_METHODS),
-        ]
-        groups = sorted({(score.kind, score.family) for score in searches})
-        for kind, family in groups:
-            cells = [
-                _trials([s for s in searches if (s.kind, s.family, s.method) == (kind, family, m)])
-                for m in _METHODS
-            ]
-            lines.append(f"| {kind} | {family} | {' | '.join(cells)} |")
-        for kind in kinds:
-            cells = [_trials([s for s in searches if (s.kind, s.method) == (kind, m)]) for m in _METHODS]
-            lines.append(f"| {kind} | all | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-_METHODS = ("attention", f"attention, {UNTRAINED}", "boosted", "boosted, no prior")
-
-
-def _trials(some: Sequence[Score]) -> str:
-    """The mean of the trials and of the seconds of thinking. Searches that did not get there count with the trials they
-    had, so that their mean is a lower bound."""
-    if not some:
-        return "-"
-    missed = sum(not s.reached for s in some)
-    trials, thinking = np.mean([s.trials for s in some]), np.mean([s.thinking for s in some])
-    if not missed:
-        return f"{trials:.1f} ({thinking:.2f} s)"
-    return f">= {trials:.1f} ({thinking:.2f} s; {missed} of {len(some)} not within {MAX_TRIALS})"
-
-
-def _steps(found: Sequence[Score]) -> list[str]:
-    """The gain of each step in top-1, with the 95% interval over tables; the seeds of a table are averaged, since they
-    are not independent."""
-    lines = ["| step | gain in top-1 | 95% interval |", "| --- | --- | --- |"]
-    for before, after in itertools.pairwise(_STEPS):
-        a, b = (_by_table([s for s in found if s.method == method]) for method in (before, after))
-        gains = np.array([b[key] - a[key] for key in a if key in b])
-        if len(gains) > 1:
-            half = 1.96 * gains.std(ddof=1) / math.sqrt(len(gains))
-            lines.append(
-                f"| {after} | {gains.mean():+.3f} | {gains.mean() - half:+.3f} to {gains.mean() + half:+.3f} |"
-            )
-    return lines
-
-
-def _by_table(some: Sequence[Score]) -> dict[tuple[str, str], float]:
-    """The mean top-1 over the seeds of each table: a task on a machine."""
-    found: dict[tuple[str, str], list[float]] = {}
-    for score in some:
-        found.setdefault((score.table, score.machine), []).append(score.top1)
-    return {key: float(np.mean(values)) for key, values in found.items()}
+    def add(self, job: Job, scores: list[Score]) -> None:
+        self._done[self._name(job)] = scores
+        if self._path is not None and scores:
+            with self._path.open("a") as file:
+                entry = {"job": self._name(job), "scores": [asdict(score) for score in scores]}
+                file.write(json.dumps(entry) + "\n")
 
 
 def main() -> None:
@@ -510,9 +352,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=SETTINGS.steps, help="of training")
     parser.add_argument("--parts", default="held-out,ablation,machine,search")
+    parser.add_argument("--methods", default="", help="only these, separated by semicolons")
+    parser.add_argument("--ablation-configs", type=int, default=40, help="of each table of the ablation")
+    parser.add_argument("--ablation-folds", type=int, default=FOLDS, help="of the ablation, the first ones")
     parser.add_argument(
-        "--seconds", type=float, default=math.inf, help="jobs that have not begun by then are left out"
+        "--seconds", type=float, default=math.inf, help="jobs that are not done by then are left"
     )
+    parser.add_argument("--log", type=Path, help="keep scores in this file, and do not run again what it has")
     parser.add_argument("--weights", type=Path, help="also train on everything, into this file")
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--json", type=Path)
@@ -521,12 +367,12 @@ def main() -> None:
     begin, parts = time.monotonic(), options.parts.split(",")
     if unknown := set(parts) - set(PARTS):
         parser.error(f"--parts must be some of {', '.join(PARTS)}, got {', '.join(sorted(unknown))}")
-    options.speed = ""
+    texts: list[str] = []
     if "speed" in parts:
-        options.speed = cost_speed.table(cost_speed.speed(options.configs))
+        texts.append(cost_speed.table(cost_speed.speed(options.configs)))
         parts.remove("speed")
         if not parts and options.weights is None:
-            _write(options, [], begin)
+            _write(options, [], texts, begin)
             return
     if not options.data:
         parser.error("DATA is needed: files of `tilewright dataset collect`; only --parts speed goes without")
@@ -538,55 +384,69 @@ def main() -> None:
     )
     for reason, count in left.counts:
         print(f"{count} records {reason} are left out", flush=True)
+    texts.append(cost_report.ceiling_table(cost_report.ceilings(records, tables)))
     with tempfile.TemporaryDirectory() as folder:
         cache = str(Path(folder) / "tables.pickle")
         Path(cache).write_bytes(pickle.dumps(tables))
-        jobs = jobs_of(tables, parts, options.seeds, options.device, cache, options.steps)
+        rest = [part for part in parts if part != "ablation"]
+        jobs = jobs_of(tables, rest, options.seeds, options.device, cache, options.steps)
         if "ablation" in parts:
-            lowered = {t.job: t for t in tables_of(records, statements=True, processes=options.jobs)[0]}
-            with_programs = [lowered.get(table.job, table) for table in tables]  # in the same order
-            Path(f"{cache}.statements").write_bytes(pickle.dumps(with_programs))
-        if options.weights:
-            every = tuple(range(len(tables)))
-            jobs.insert(
-                0,
-                Job(
-                    "weights",
-                    "attention",
-                    0,
-                    0,
-                    (),
-                    every,
-                    options.device,
-                    cache,
-                    options.steps,
-                    str(options.weights),
-                    tuple(map(str, options.data)),
-                ),
+            few = thinned(records, options.ablation_configs)
+            lowered, _ = tables_of(few, statements=True, processes=options.jobs)
+            Path(f"{cache}.ablation").write_bytes(pickle.dumps(lowered))
+            jobs += jobs_of(
+                *(lowered, ["ablation"], options.seeds, options.device, f"{cache}.ablation", options.steps),
+                folds_each=options.ablation_folds,
             )
-        scores: list[Score] = []
-        with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
-            futures = [pool.submit(run, job) for job in jobs]
-            for job, future in zip(jobs, futures, strict=True):
-                rest = options.seconds - (time.monotonic() - begin)
-                if rest <= 0 and not future.done():
-                    future.cancel()
-                    continue
-                try:
-                    scores += future.result(timeout=None if math.isinf(rest) else max(rest, 0.1))
-                except TimeoutError:
-                    print(f"no time was left for {job.part} {job.method}", flush=True)
-            if options.seconds < math.inf:
-                for future in futures:
-                    future.cancel()
-                _write(options, scores, begin)
-                sys.stdout.flush()
-                os._exit(0)
-        _write(options, scores, begin)
+        if methods := {method for method in options.methods.split(";") if method}:
+            jobs = [job for job in jobs if job.method in methods]
+        jobs = in_order(jobs)
+        if options.weights:
+            everything, files = tuple(range(len(tables))), tuple(map(str, options.data))
+            own = Job("weights", "attention", 0, 0, (), everything, options.device, cache, options.steps)
+            jobs.insert(0, replace(own, save=str(options.weights), data=files))
+        scores, is_late = _scores(jobs, options, begin)
+        _write(options, scores, texts, begin)
+        if is_late:  # jobs that run cannot be interrupted otherwise
+            sys.stdout.flush()
+            os._exit(0)
 
 
-def _write(options: argparse.Namespace, scores: list[Score], begin: float) -> None:
-    text = "\n".join(filter(None, [report(scores), options.speed]))
+def _scores(jobs: Sequence[Job], options: argparse.Namespace, begin: float) -> tuple[list[Score], bool]:
+    """The scores of the jobs, and whether some were left because the time was over."""
+    log, scores = Log(options.log), list[Score]()
+    wanted = []
+    for job in jobs:
+        known = log.of(job) if not job.save else None
+        if known is None:
+            wanted.append(job)
+        else:
+            scores += known
+    if not wanted:
+        return scores, False
+    is_late = False
+    pool = ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn"))
+    futures = [pool.submit(run, job) for job in wanted]
+    for job, future in zip(wanted, futures, strict=True):
+        rest = options.seconds - (time.monotonic() - begin)
+        try:
+            found = future.result(timeout=None if math.isinf(rest) else max(rest, 0.1))
+        except TimeoutError:
+            is_late = True
+            future.cancel()
+            print(
+                f"no time was left for {job.part} {job.method}, fold {job.fold}, seed {job.seed}", flush=True
+            )
+            continue
+        log.add(job, found)
+        scores += found
+    if not is_late:
+        pool.shutdown()
+    return scores, is_late
+
+
+def _write(options: argparse.Namespace, scores: list[Score], texts: list[str], begin: float) -> None:
+    text = "\n".join(filter(None, [report(scores), *texts]))
     print(text)
     print(f"\n{time.monotonic() - begin:.0f} s")
     if options.markdown:

@@ -1,6 +1,7 @@
 """Transfer of the attention model to a GPU that it has not seen: kernels of other projects, described by their knobs.
 
-    python benchmarks/cost_transfer.py FOLDER [--device cuda] [--jobs 8] [--seeds 5] [--markdown FILE] [--json FILE]
+    python benchmarks/cost_transfer.py FOLDER [--device cuda] [--jobs 8] [--seeds 5] [--log FILE] [--markdown FILE]
+                                       [--json FILE]
 
 FOLDER has files KERNEL-GPU.csv(.gz): a column for each knob and `time_ms`, empty where a config failed. One GPU at a
 time is left out. The others are known by so many configs each, drawn at random; nothing of the new GPU is known but its
@@ -10,7 +11,8 @@ data sheet (the machine token). What is tried on it is judged by the best time t
     16 random, then 10      16 configs at random are measured and learned from; the best of the next 10 and those 16
     best of 16              two rounds of 8 chosen and measured, the second after learning from the first
 
-Boosted trees (LightGBM on the same knobs and the same numbers of the machine) and a random choice beside it.
+Boosted trees (LightGBM on the same knobs, and on the knobs and the same numbers of the machine) and a random choice
+beside it.
 """
 
 from __future__ import annotations
@@ -98,7 +100,19 @@ class Kernel:
         tokens = stacked([self.rows[each] for each in at], task_features(None), machine)
         configs = tuple(self.configs[each] for each in at)
         job = TaskJob(self.name, (), gpu, "fast", 0)
-        return Table(self.name, "kernel", "cuda", gpu, 0.0, job, configs, tokens, np.zeros(len(at)), seconds)
+        return Table(
+            self.name,
+            "kernel",
+            "cuda",
+            gpu,
+            0.0,
+            job,
+            configs,
+            tokens,
+            np.zeros(len(at)),
+            seconds,
+            np.zeros(len(at)),
+        )
 
 
 def read(folder: Path) -> list[Kernel]:
@@ -168,6 +182,7 @@ def attention(kernel: Kernel, gpu: str, known: int, seed: int, device: str) -> T
     settings = TrainingSettings(
         steps=STEPS[known], tables=4, configs=min(known, 128), rate=2e-3, decay=0.05, dropout=0.0, ranking=1.0,
         absolute=0.0, seed=seed, levels=("machine", "terms", "knob"), residual=False,
+        trees=0,
     )  # fmt: skip
     nets = [
         AttentionNetwork(
@@ -220,7 +235,7 @@ def chosen_after(
 # -- baselines --------------------------------------------------------------------------------------------------------
 
 
-def boosted(kernel: Kernel, gpu: str, known: int, seed: int) -> Trial:
+def boosted(kernel: Kernel, gpu: str, known: int, seed: int, sees_machine: bool) -> Trial:
     import lightgbm
 
     begin = time.monotonic()
@@ -228,16 +243,20 @@ def boosted(kernel: Kernel, gpu: str, known: int, seed: int) -> Trial:
     knobs = np.array(
         [[dict(config.values)[knob.name] for knob in kernel.space.knobs] for config in kernel.configs], float
     )
+
+    def seen(some: np.ndarray, on: str) -> np.ndarray:
+        return np.hstack([some, np.tile(GPUS[on].features(), (len(some), 1))]) if sees_machine else some
+
     rows, targets = [], []
     for other in (each for each in kernel.seconds if each != gpu):
         at = np.sort(rng.permutation(len(kernel.configs))[:known])
         at = at[np.isfinite(kernel.seconds[other][at])]
         logs = np.log(kernel.seconds[other][at])
-        rows.append(np.hstack([knobs[at], np.tile(GPUS[other].features(), (len(at), 1))]))
+        rows.append(seen(knobs[at], other))
         targets.append(logs - logs.mean())
     random = rng.permutation(len(kernel.configs))[:MEASURED].tolist()
     seconds = kernel.seconds[gpu]
-    query = np.hstack([knobs, np.tile(GPUS[gpu].features(), (len(knobs), 1))])
+    query = seen(knobs, gpu)
 
     def fitted(more: list[int]) -> np.ndarray:
         x, y, w = [*rows], [*targets], [np.ones(len(each)) for each in targets]
@@ -257,7 +276,7 @@ def boosted(kernel: Kernel, gpu: str, known: int, seed: int) -> Trial:
     half = zero[: MEASURED // 2]
     rest = [at for at in np.argsort(fitted(half), kind="stable").tolist() if at not in set(half)]
     return Trial(
-        kernel.name, gpu, known, seed, "boosted trees", share(seconds, zero[:TRIED]),
+        kernel.name, gpu, known, seed, TREES[sees_machine], share(seconds, zero[:TRIED]),
         share(seconds, [*random, *after[:TRIED]]), share(seconds, [*half, *rest[: MEASURED // 2]]),
         time.monotonic() - begin,
     )  # fmt: skip
@@ -282,13 +301,15 @@ def other_tables(kernel: Kernel, gpu: str) -> Trial:
         gpu,
         0,
         0,
-        "all tables of the others",
+        ALL_TABLES,
         found,
         found,
         share(kernel.seconds[gpu], order[:16]),
     )
 
 
+ALL_TABLES = "all tables of the others"
+TREES = ("boosted trees on knobs", "boosted trees on knobs and machine")
 STEPS = {50: 300, 100: 400, 300: 600}
 NETWORKS = 2
 
@@ -302,8 +323,8 @@ def _one(job: tuple[Path, str, str, int, int, str, str]) -> Trial:
 
             torch.set_num_threads(1)
         return attention(kernel, gpu, known, seed, device)
-    if method == "boosted trees":
-        return boosted(kernel, gpu, known, seed)
+    if method in TREES:
+        return boosted(kernel, gpu, known, seed, method == TREES[True])
     if method == "random":
         return random_choice(kernel, gpu, known, seed)
     return other_tables(kernel, gpu)
@@ -320,9 +341,9 @@ def _kernels(folder: Path) -> list[Kernel]:
 
 def report(trials: list[Trial]) -> str:
     lines = [
-        "| kernel | configs of each other GPU | method | best of 10, no measurement: mean | 10th percentile | least |"
-        " 16 random, then 10 | best of 16 |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| kernel | configs of each other GPU | method | trials | best of 10, no measurement: mean | 10th percentile |"
+        " least | 16 random, then 10 | best of 16 |",
+        "| --- |" + " --- |" * 8,
     ]
     groups = itertools.groupby(
         sorted(trials, key=lambda t: (t.kernel, t.known, t.method)),
@@ -334,7 +355,8 @@ def report(trials: list[Trial]) -> str:
         after = np.mean([trial.after_random for trial in found])
         measured = np.mean([trial.best_measured for trial in found])
         lines.append(
-            f"| {kernel} | {known or 'all'} | {method} | {first.mean():.3f} | {np.percentile(first, 10):.3f} |"
+            f"| {kernel} | {known or 'all'} | {method} | {len(found)} |"
+            f" {first.mean():.3f} | {np.percentile(first, 10):.3f} |"
             f" {first.min():.3f} | {after:.3f} | {measured:.3f} |"
         )
     lines += [
@@ -370,10 +392,11 @@ def main() -> None:
     parser.add_argument("--known", default=",".join(map(str, KNOWN)))
     parser.add_argument("--kernels", help="names, separated by commas; all")
     parser.add_argument("--gpus", help="names, separated by commas; all")
-    parser.add_argument("--methods", default="attention,boosted trees,random,all tables of the others")
+    parser.add_argument("--methods", default=",".join(["attention", *TREES, "random", ALL_TABLES]))
     parser.add_argument(
         "--seconds", type=float, default=1e6, help="trials that are not done by then are left out"
     )
+    parser.add_argument("--log", type=Path, help="keep trials in this file, and do not run again what it has")
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -386,7 +409,7 @@ def main() -> None:
             continue
         for gpu in kernel.seconds if not options.gpus else options.gpus.split(","):
             for method in options.methods.split(","):
-                if method == "all tables of the others":
+                if method == ALL_TABLES:
                     jobs.append((options.folder, kernel.name, gpu, 0, 0, method, options.device))
                     continue
                 for known in map(int, options.known.split(",")):
@@ -396,17 +419,27 @@ def main() -> None:
                     ]
     jobs.sort(key=lambda job: (job[5] == "attention", job[4], -job[3]))
     begin = time.monotonic()
-    trials: list[Trial] = []
+    trials = [Trial(**json.loads(line)) for line in _lines(options.log)]
+    done_before = {(t.kernel, t.gpu, t.known, t.seed, t.method) for t in trials}
+    jobs = [job for job in jobs if job[1:6] not in done_before]
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
         futures = [pool.submit(_one, job) for job in jobs]
         try:
             done = as_completed(futures, timeout=options.seconds - (time.monotonic() - begin))
-            trials.extend(future.result() for future in done)
+            for future in done:
+                trials.append(future.result())
+                if options.log:
+                    with options.log.open("a") as file:
+                        file.write(json.dumps(trials[-1].__dict__) + "\n")
         except TimeoutError:
-            print(f"{len(trials)} of {len(jobs)} trials, and no time is left", flush=True)
+            print(f"{len(trials)} trials are done, and no time is left for the others", flush=True)
             _write(options, trials)
             os._exit(0)
     _write(options, trials)
+
+
+def _lines(path: Path | None) -> list[str]:
+    return path.read_text().splitlines() if path is not None and path.exists() else []
 
 
 def _write(options: argparse.Namespace, trials: list[Trial]) -> None:

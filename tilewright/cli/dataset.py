@@ -138,7 +138,7 @@ def train(
     start: Annotated[
         Path | None, typer.Option(help="weights to go on from; `shipped`: those of this version")
     ] = None,
-    steps: Annotated[int, typer.Option(min=1)] = 700,
+    steps: Annotated[int, typer.Option(min=1)] = 300,
     seed: Annotated[int, typer.Option(help="of the weights and of the order of the data")] = 0,
     device: Annotated[str, typer.Option(help="of PyTorch: cpu, cuda")] = "cpu",
     json: JSON = False,

@@ -11,16 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
+from tilewright.cost.forest import Forest, flat_rows
 from tilewright.cost.tokens import KNOB_FEATURES, WIDTHS, Tokens
 from tilewright.cost.vocabulary import BUCKETS
 from tilewright.errors import WeightsError
 
 WIDTH, HEADS, LAYERS, HIDDEN = 64, 4, 2, 128
 MEMBERS, MEMBER_WIDTH = 4, 32
+FOREST_SHARE = 0.6  # of each member's prediction, if there are trees
 LEVELS = ("task", "machine", "terms", "instruction", "knob")
 SINGLE = LEVELS[:4]  # levels with one token
 STATEMENT = "statement"  # a further level, for experiments: hardly any config has its loop program
@@ -74,6 +77,10 @@ class AttentionNetwork:
     tensors: Mapping[str, np.ndarray]
     levels: tuple[str, ...] = LEVELS
 
+    @cached_property
+    def forest(self) -> Forest | None:
+        return Forest.of(self.tensors)
+
     def __post_init__(self) -> None:
         wanted = shapes(self.levels)
         wrong = [
@@ -83,14 +90,23 @@ class AttentionNetwork:
         ]
         if wrong:
             raise WeightsError(f"the weights do not fit the network: {', '.join(wrong[:3])}")
+        _ = self.forest  # trees that do not fit are refused now
 
     def __call__(self, tokens: Tokens) -> Output:
-        parts = [self._forward(tokens[slice(at, at + _CHUNK)]) for at in range(0, len(tokens), _CHUNK)]
+        parts = [self._averaged(tokens[slice(at, at + _CHUNK)]) for at in range(0, len(tokens), _CHUNK)]
         if not parts:
             return Output(np.zeros((MEMBERS, 0)), np.zeros(0))
         return Output(
             np.concatenate([part.members for part in parts], axis=1),
             np.concatenate([part.valid for part in parts]),
+        )
+
+    def _averaged(self, tokens: Tokens) -> Output:
+        out = self._forward(tokens)
+        if self.forest is None:
+            return out
+        return out._replace(
+            members=out.members + FOREST_SHARE * (self.forest(flat_rows(tokens)) - out.members)
         )
 
     def attention(self, tokens: Tokens) -> np.ndarray:

@@ -87,11 +87,12 @@ def _tensor(entry: Mapping[str, object], body: bytes) -> np.ndarray:
 
 
 def save(path: Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, str]) -> None:
-    """Write the tensors as 16-bit floats where that loses nothing that matters: all but the normalisation."""
+    """Write the tensors as 16-bit floats where that loses nothing that matters: all but the normalisation and the
+    trees."""
     header: dict[str, object] = {}
     chunks, at = [], 0
     for name, tensor in sorted(tensors.items()):
-        kind = "F32" if name.startswith("norm.") else "F16"
+        kind = "F32" if name.startswith(("norm.", "forest.")) else "F16"
         raw = np.ascontiguousarray(tensor, _TYPES[kind]).tobytes()
         header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [at, at + len(raw)]}
         chunks.append(raw)

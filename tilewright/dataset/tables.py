@@ -7,7 +7,6 @@ are not positive numbers is left out and counted. A failure stays in, without a 
 from __future__ import annotations
 
 import math
-import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -26,6 +25,7 @@ from tilewright.space.candidates import Candidates
 from tilewright.space.space import Config
 from tilewright.support.process import safe_path
 
+_UNDISTURBED = 0.1  # share of the calls of a config
 _MIN_TIMES = 4  # configs with a time that a table must have
 
 
@@ -43,6 +43,7 @@ class Table:
     tokens: Tokens
     base: np.ndarray  # log of the analytical prediction
     seconds: np.ndarray
+    builds: np.ndarray  # seconds that it took to build each; 0 where unknown
     days: tuple[str, str] = ("", "")  # of its oldest and its newest record, if known
 
     @property
@@ -53,6 +54,12 @@ class Table:
     def residuals(self) -> np.ndarray:
         """The logarithm of measured over predicted seconds; NaN for configs that failed."""
         return np.asarray(np.log(self.seconds) - self.base)
+
+
+def label(times: Sequence[float]) -> float:
+    """The seconds to learn from, of the times of one record: those of an undisturbed call. On a processor with other
+    programs the median is up to twice as long."""
+    return float(np.quantile(times, _UNDISTURBED))
 
 
 @dataclass(frozen=True)
@@ -94,8 +101,11 @@ def _made(job: tuple[Sequence[Record], bool]) -> tuple[Table | None, Counter[str
     model = Analytical(candidates, threads)
     tokeniser = Tokeniser(model, statements)
     times: dict[Config, list[float]] = {}
+    builds: dict[Config, float] = {}
     for record in records:
         config = candidates.recalled(record.config)
+        if config is not None:
+            builds[config] = record.build_seconds
         if config is None or not math.isfinite(model.seconds(config)):
             left["of a config that is not legal any more"] += 1
         elif record.failure:
@@ -103,7 +113,7 @@ def _made(job: tuple[Sequence[Record], bool]) -> tuple[Table | None, Counter[str
         elif not record.times or not all(math.isfinite(each) and each > 0 for each in record.times):
             left["with times that are not positive numbers"] += 1
         else:
-            times.setdefault(config, []).append(statistics.median(record.times))
+            times.setdefault(config, []).append(label(record.times))
     configs, rows = [], []
     for config in sorted(times, key=str):
         try:
@@ -128,6 +138,7 @@ def _made(job: tuple[Sequence[Record], bool]) -> tuple[Table | None, Counter[str
         tokens=stacked(rows, tokeniser.task, tokeniser.machine),
         base=np.log([model.seconds(config) for config in configs]),
         seconds=seconds,
+        builds=np.array([builds[config] for config in configs]),
         days=days_of(records),
     )
     return table, left

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.cost.forest import PREFIX
 from tilewright.cost.network import (
     HEADS,
     LAYERS,
@@ -30,6 +31,7 @@ from tilewright.cost.network import (
     shapes,
 )
 from tilewright.cost.tokens import Tokens, joined
+from tilewright.dataset.forest import TREES, grow
 from tilewright.dataset.tables import Table
 from tilewright.errors import DatasetError, MissingDependencyError
 
@@ -40,9 +42,9 @@ _SHRUNK = ("member.w2", "member.b2")  # the last layer of each member
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    steps: int = 700
+    steps: int = 300
     tables: int = 8  # of a step
-    configs: int = 40  # of a table in a step
+    configs: int = 24  # of a table in a step
     rate: float = 1.5e-3
     decay: float = 0.2
     dropout: float = 0.25  # of tokens of knobs
@@ -53,6 +55,7 @@ class TrainingSettings:
     seed: int = 0
     levels: tuple[str, ...] = LEVELS
     residual: bool = True  # over the analytical prediction; otherwise the log time itself
+    trees: int = TREES  # that the network is averaged with; 0: none
 
 
 def train(
@@ -63,14 +66,16 @@ def train(
     device: str = "cpu",
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, np.ndarray]:
-    """The trained tensors of a network. `start`: those of a network to continue from."""
+    """The trained tensors of a network and its trees. `start`: those of a network to continue from, with new trees."""
     torch = _torch()
     if not tables:
         raise DatasetError("there is nothing to learn from: no task has four measured configs")
     torch.manual_seed(settings.seed)
     rng = np.random.default_rng(settings.seed)
     made = (
-        normalisation([table.tokens for table in tables], settings.levels) if start is None else dict(start)
+        normalisation([table.tokens for table in tables], settings.levels)
+        if start is None
+        else {name: tensor for name, tensor in start.items() if not name.startswith(PREFIX)}
     )
     if start is None:
         made |= initial(settings.seed, settings.levels)
@@ -100,7 +105,7 @@ def train(
     if settings.residual:
         for name in _SHRUNK:
             found[name] = found[name] * np.float32(settings.shrunk)
-    return found
+    return found | grow(tables, settings.seed, settings.trees).tensors() if settings.trees else found
 
 
 def _torch() -> Any:
@@ -178,16 +183,24 @@ def initial(seed: int, levels: Sequence[str] = LEVELS) -> dict[str, np.ndarray]:
 def forward(
     torch: Any, w: Mapping[str, Any], batch: Mapping[str, Any], levels: Sequence[str]
 ) -> tuple[Any, Any]:
-    """(each member's prediction, score of validity) for a batch: the network of `cost/network.py`."""
+    """(each member's prediction, score of validity) for a batch: the network of `cost/network.py`, without the tokens
+    that it masks."""
     count = len(batch["terms"])
     parts, masks = [], []
-    for level in SINGLE:
+    attended = [
+        level for level in SINGLE if level in levels or level == "terms"
+    ]  # its vector is used in any case
+    for level in attended:
         parts.append(_two_layers(torch, w, level, batch[level])[:, None])
         masks.append(torch.full((count, 1), level in levels, device=batch["terms"].device))
-    knobs = (batch["knobs"] - w["norm.knob.mean"]) * w["norm.knob.scale"]
-    linear = w["knob.linear"][batch["buckets"]]
-    parts.append(w["knob.table"][batch["buckets"]] + torch.einsum("nkf,nkfd->nkd", knobs, linear))
-    masks.append(batch["knob_mask"] & ("knob" in levels))
+    if "knob" in levels:
+        knobs = (batch["knobs"] - w["norm.knob.mean"]) * w["norm.knob.scale"]
+        # One look-up of both: the gradient of indexing takes several times longer.
+        rows = torch.cat([w["knob.table"][:, None], w["knob.linear"]], 1)
+        chosen = torch.nn.functional.embedding(batch["buckets"], rows.flatten(1)).unflatten(2, rows.shape[1:])
+        given = torch.nn.functional.pad(knobs, (1, 0), value=1.0)
+        parts.append((given[:, :, None] @ chosen)[:, :, 0])
+        masks.append(batch["knob_mask"])
     if batch["statements"].shape[1] and STATEMENT in levels:
         parts.append(_two_layers(torch, w, STATEMENT, batch["statements"]))
         masks.append(batch["statement_mask"])
@@ -209,7 +222,7 @@ def forward(
     vectors = torch.nn.functional.layer_norm(vectors, (WIDTH,), w["final.gain"], w["final.shift"])
     weights = mask.float()
     mean = (vectors * weights[..., None]).sum(1) / weights.sum(1, keepdim=True)
-    embedding = torch.cat([mean, vectors[:, SINGLE.index("terms")]], 1)
+    embedding = torch.cat([mean, vectors[:, attended.index("terms")]], 1)
     hidden = torch.relu(torch.einsum("nd,mdh->mnh", embedding, w["member.w1"]) + w["member.b1"][:, None])
     members = torch.einsum("mnh,mh->mn", hidden, w["member.w2"]) + w["member.b2"][:, None]
     return members, embedding @ w["valid.w"] + w["valid.b"]
@@ -248,7 +261,11 @@ class _Loop:
         self._beliefs = torch.zeros((MEMBERS, count), dtype=torch.float32, device=device)
         rate = torch.tensor(settings.rate, device=device) if self._on_gpu else settings.rate
         self._optimiser = torch.optim.AdamW(
-            learned, lr=rate, weight_decay=settings.decay, capturable=self._on_gpu
+            learned,
+            lr=rate,
+            weight_decay=settings.decay,
+            capturable=self._on_gpu,
+            fused=True if not self._on_gpu else None,
         )
         self.averages = [each.detach().clone() for each in learned]
         self._graph: Any = None
@@ -341,6 +358,9 @@ class _Data:
     def batch(self, rows: Any, there: Any) -> dict[str, Any]:
         torch, flat = self._torch, rows.view(-1)
         found = {name: array[flat] for name, array in self._arrays.items()}
+        if self._device == "cpu":  # a CUDA graph needs the same shapes in all steps
+            longest = int(found["knob_mask"].sum(1).max())
+            found |= {name: found[name][:, :longest] for name in ("knobs", "buckets", "knob_mask")}
         kept = torch.rand(found["knob_mask"].shape, device=self._device) >= self._settings.dropout
         found["knob_mask"] = found["knob_mask"] & kept
         found["base"] = self._base[flat].view(rows.shape)

@@ -53,4 +53,11 @@ def test_the_generator_reaches_every_kind_of_node() -> None:
         "cumsum",
         "trans",
         "cast",
+        "exp",
+        "div",
     } <= seen
+    assert any(
+        isinstance(node, Op) and node.settings.get("precision") == "tf32"
+        for seed in SEEDS
+        for node in walk(generate(seed).program.body)
+    )

@@ -86,23 +86,23 @@ def _users_of_views(users: Users, value: Value) -> list[object]:
 def _reaches(made: Made, most: Value, value: Value, expanded: tuple[int, ...] = ()) -> bool:
     """Whether `most` is a maximum over elements that include `value`. `expanded`: the axes that views have added to
     it."""
-    op, added = _through_views(made, most)
+    op, added = through_views(made, most)
     expanded += added
     if op is None:
         return False
     if op.name == "max":
         return any(each is value or _reaches(made, each, value, expanded) for each in op.operands)
     found = op.name == "reduce" and op.settings["kind"] == "max" and op.operands[0] is value
-    return found and _put_back(op, expanded)
+    return found and puts_back(op, expanded)
 
 
 def _reduced_there(made: Made, value: Value) -> Op | None:
     """The reduction whose result is `value`, broadcast back along the reduced axis."""
-    op, expanded = _through_views(made, value)
-    return op if op is not None and op.name == "reduce" and _put_back(op, expanded) else None
+    op, expanded = through_views(made, value)
+    return op if op is not None and op.name == "reduce" and puts_back(op, expanded) else None
 
 
-def _through_views(made: Made, value: Value) -> tuple[Op | None, tuple[int, ...]]:
+def through_views(made: Made, value: Value) -> tuple[Op | None, tuple[int, ...]]:
     """The operation whose result views repeat, and the axes that they add to it."""
     op = made.get(value)
     added: list[int] = []
@@ -116,7 +116,7 @@ def _through_views(made: Made, value: Value) -> tuple[Op | None, tuple[int, ...]
     return op, tuple(added)
 
 
-def _put_back(op: Op, expanded: tuple[int, ...]) -> bool:
+def puts_back(op: Op, expanded: tuple[int, ...]) -> bool:
     """Whether views with these new axes move a reduction's result back to the positions of its operand's elements."""
     rank = _rank(op.operands[0])
     return rank == 1 or expanded == (op.settings["axis"] % rank,)

@@ -86,7 +86,7 @@ class Bounds(Expressions):
         if op.name == "cast":
             step = self.lane_step(op.operands[0])
             spaced = {tile_type(each).element for each in (op.operands[0], value)} <= set(SPACED)
-            return step if spaced or step == 0 else None
+            return step if step == 0 or (spaced and self.widens_evenly(op)) else None
         if op.name in ("add", "sub", "addptr", "mul"):
             steps = [self.lane_step(each) for each in op.operands]
             if None in steps:

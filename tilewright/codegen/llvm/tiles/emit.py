@@ -54,6 +54,7 @@ from tilewright.tile.passes.dead_code import dead_code
 from tilewright.tile.passes.manager import run_passes
 from tilewright.tile.passes.observed_rows import RowLimit, observed_rows
 from tilewright.tile.passes.paired_exponentials import paired_exponentials
+from tilewright.tile.passes.running_maximum import grouped_rescaling
 from tilewright.tile.passes.standard import simplified
 
 _VIEWS = ("broadcast", "expand_dims", "trans", "arange")
@@ -69,7 +70,8 @@ def emit_tile_program(program: TileProgram, facts: Facts, machine: CpuMachine, s
 
 
 def _prepared(program: TileProgram) -> TileProgram:
-    return run_passes(simplified(program), (paired_exponentials, common_subexpressions, dead_code))
+    passes = grouped_rescaling, paired_exponentials, common_subexpressions, dead_code
+    return run_passes(simplified(program), passes)
 
 
 class _Emitter(Control):

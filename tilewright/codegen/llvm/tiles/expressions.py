@@ -1,15 +1,15 @@
 """Elements of tiles: what an expression of elementwise operations, views and loads is at one location.
 
 Integers keep their form along the lanes (the same in all, or equally spaced) as long as possible: addresses that are
-the size of an element apart become vector loads and stores. Spaced i32 offsets are taken not to wrap around between two
-lanes of one vector; if they do, the address is not an element of a tensor.
+the size of an element apart become vector loads and stores. Spaced i32 offsets of pointers are taken not to wrap around
+between two lanes of one vector; if they do, the address is not an element of a tensor. Other numbers of which that is
+not known lose their form where they are widened: see `widens_evenly`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from llvmlite import ir
 
 from tilewright.codegen.llvm import math as vector_math
 from tilewright.codegen.llvm import scalars
+from tilewright.codegen.llvm.tiles.code import ALIGNED, Code
 from tilewright.codegen.llvm.tiles.values import (
     BlockPointer,
     Buffer,
@@ -29,148 +30,44 @@ from tilewright.codegen.llvm.tiles.values import (
     memory_type,
     register_type,
     tile_type,
+    wrapped,
 )
 from tilewright.codegen.llvm.types import I1, I32, I64, PTR, Typed, splat, vector_of
 from tilewright.dtypes import DType
-from tilewright.errors import KernelError
 from tilewright.hw import CpuMachine
-from tilewright.hw.memory import STACK_BYTES
-from tilewright.support.source import SourceLocation
 from tilewright.te.scalars import SCALARS
 from tilewright.tile.atomics import ATOMICS, mask_of
 from tilewright.tile.ir import Op, Pointer, Value
+from tilewright.tile.passes.axes import AxisInfo, Info
 from tilewright.tile.passes.exponents import nonpositive, sums_exponentials
 
 SPACED = (DType.I32, DType.I64)  # whose chunks may be equally spaced
-ALIGNED = 64
-_IN_REGISTERS = 8  # vectors of a tile with one axis: its code has no loop
 # Bytes that loads prefetch ahead, to L1, where the hardware prefetcher follows single instructions: an unrolled loop
 # has many, each with a long stride, and it is late for all of them. On a Zen 5, a cross-entropy over rows of 50,257
 # floats in memory was 3.8 times as fast with it; 4 and 8 KiB gave the same within 6%.
 _AHEAD = 2048
-
-
+_OF_OFFSETS = ("add", "sub", "mul", "broadcast", "expand_dims", "trans")
 _TRUE = ir.Constant(I1, 1)  # a mask of which this is the value is left out
 
 
-class Expressions:
-    """The position at which code is emitted, and the emitted value of each value of the program so far."""
+class Expressions(Code):
+    """The emitted value of each value of the program so far."""
 
     def __init__(self, module: ir.Module, machine: CpuMachine) -> None:
-        self.module, self.machine = module, machine
-        self.builder: ir.IRBuilder
-        self.entry: ir.Block
+        super().__init__(module, machine)
         self.env: dict[Value, Any] = {}
         self.grid: tuple[list[ir.Value], list[ir.Value]]  # program ids, and how many programs
         self.memo: dict[Any, Chunk] = {}
         self.holds: frozenset[Value] = frozenset()  # comparisons that are true in the code that is written
         self.made_by: dict[Value, Op] = {}
         self.users: dict[Value, list[Any]] = {}
+        self.axes: Mapping[Value, Info] = {}
         self.root = 0  # the number of the loop over a tile
         self.first_read: dict[Op, int] = {}  # the loop in which a load is evaluated first
-        self.lanes = machine.lanes(DType.F32)
         self.loads_ahead = not machine.prefetches_by_page and self.lanes > 1
-        self.stack = 0
-        self.where: SourceLocation | None = None  # of the operation whose code is written
         self.math = vector_math.MathContext(
             has_fma=machine.has_fma, has_scaling="avx512dq" in machine.features
         )
-
-    # -- blocks of code ----------------------------------------------------------------------------------------------
-
-    def alloca(self, kind: ir.Type, count: int = 1, size: int = 0) -> ir.Value:
-        self.stack += size
-        if self.stack > STACK_BYTES:
-            raise KernelError(
-                f"one program instance needs {self.stack} bytes of stack, more than {STACK_BYTES}; this operation"
-                f" needs {size} of them",
-                remedy="use smaller blocks, and loop over them",
-                where=self.where,
-            )
-        builder = ir.IRBuilder(self.entry)
-        made = builder.alloca(ir.ArrayType(kind, count) if count > 1 else kind)
-        made.align, made.type = ALIGNED, PTR  # llvmlite would have it point to one type alone
-        return made
-
-    def buffer(self, element: Element, shape: tuple[int, ...]) -> Buffer:
-        count = int(np.prod(shape))
-        size = -(-count * bytes_of(element) // ALIGNED) * ALIGNED
-        return Buffer(self.alloca(memory_type(element), count, size), element, shape)
-
-    @contextmanager
-    def loop(self, extent: ir.Value | int, step: int = 1) -> Iterator[ir.Value]:
-        """A loop from 0 up to `extent`; a constant `extent` is at least 1."""
-        builder = self.builder
-        if isinstance(extent, int) and extent <= step:
-            yield I64(0)
-            return
-        last = I64(extent) if isinstance(extent, int) else extent
-        head, after = builder.append_basic_block("loop"), builder.append_basic_block("after")
-        before = builder.block
-        if isinstance(extent, int):
-            builder.branch(head)
-        else:
-            builder.cbranch(builder.icmp_signed("<", I64(0), last), head, after)
-        builder.position_at_end(head)
-        counter = builder.phi(I64)
-        counter.add_incoming(I64(0), before)
-        yield counter
-        following = builder.add(counter, I64(step), flags=("nsw", "nuw"))
-        counter.add_incoming(following, builder.block)
-        builder.cbranch(builder.icmp_signed("<", following, last), head, after)
-        builder.position_at_end(after)
-
-    @contextmanager
-    def over(self, shape: Sequence[int], unroll: int = 1) -> Iterator[list[Location]]:
-        """Loop over all locations of a tile: vectors along the last axis, several locations at a time."""
-        if not shape:
-            yield [Location(())]
-            return
-        lanes, unroll = self.vectors(shape, unroll)
-        with self._nest(list(shape[:-1])) as outer, self.loop(shape[-1], lanes * unroll) as inner:
-            starts = [self.plus(inner, n * lanes) for n in range(unroll)]
-            axis = len(shape) - 1 if lanes > 1 else -1
-            yield [Location((*outer, start), axis, lanes) for start in starts]
-
-    def vectors(self, shape: Sequence[int], unroll: int) -> tuple[int, int]:
-        """The lanes of a vector along the last axis, and the number of vectors per iteration."""
-        lanes = min(shape[-1], self.lanes)
-        unroll = self.whole(shape) or unroll
-        while unroll > 1 and shape[-1] % (lanes * unroll):
-            unroll //= 2
-        return lanes, unroll
-
-    def whole(self, shape: Sequence[int]) -> int:
-        """The number of vectors of a tile that is small enough to stay in registers; 0 for larger ones."""
-        lanes = min(shape[-1], self.lanes)
-        count = int(np.prod(shape)) // lanes
-        return count if len(shape) == 1 and lanes > 1 and count <= _IN_REGISTERS else 0
-
-    @contextmanager
-    def _nest(self, shape: list[int]) -> Iterator[list[ir.Value]]:
-        if not shape:
-            yield []
-            return
-        with self.loop(shape[0]) as first, self._nest(shape[1:]) as others:
-            yield [first, *others]
-
-    def plus(self, a: ir.Value, number: int) -> ir.Value:
-        if number == 0:
-            return a
-        if isinstance(a, ir.Constant):
-            return ir.Constant(a.type, a.constant + number)
-        return self.builder.add(a, ir.Constant(a.type, number), flags=("nsw",))
-
-    def times(self, a: ir.Value, number: int) -> ir.Value:
-        if isinstance(a, ir.Constant):
-            return ir.Constant(a.type, a.constant * number)
-        return a if number == 1 else self.builder.mul(a, ir.Constant(a.type, number), flags=("nsw",))
-
-    def intrinsic(self, name: str, result: ir.Type, *args: ir.Value) -> ir.Value:
-        function = self.module.globals.get(name) or ir.Function(
-            self.module, ir.FunctionType(result, [arg.type for arg in args]), name
-        )
-        return self.builder.call(function, args)
 
     # -- arithmetic --------------------------------------------------------------------------------------------------
 
@@ -181,7 +78,7 @@ class Expressions:
             and source in SPACED
             and to in SPACED
         ):
-            return ir.Constant(register_type(to), value.constant)
+            return ir.Constant(register_type(to), wrapped(value.constant, register_type(to)))
         lanes = value.type.count if isinstance(value.type, ir.VectorType) else 1
         return scalars.convert(self.builder, Typed(value, source, lanes), to, self.machine).value
 
@@ -351,8 +248,10 @@ class Expressions:
             return None
         steps = [chunk.step or 0 for chunk in chunks]
         if name == "cast" and op.settings["dtype"] in SPACED:
+            if not self.widens_evenly(op):
+                return None
             made = self.convert(chunks[0].value, element, op.settings["dtype"])
-            return Chunk(made, lanes, steps[0])
+            return self._stepping(made, lanes, steps[0])
         if name == "addptr":
             wide = self.convert(chunks[1].value, element, DType.I64)
             size = op.settings["bytes"]
@@ -361,13 +260,41 @@ class Expressions:
         if name in ("add", "sub"):
             sign = 1 if name == "add" else -1
             made = getattr(builder, name)(chunks[0].value, chunks[1].value)
-            return Chunk(made, lanes, steps[0] + sign * steps[1])
+            return self._stepping(made, lanes, steps[0] + sign * steps[1])
         if name == "mul":
             for one, other in (chunks, chunks[::-1]):
                 if one.uniform and isinstance(one.value, ir.Constant) and other.step is not None:
-                    number = one.value.constant
-                    return Chunk(self.times(other.value, number), lanes, other.step * number)
+                    made = builder.mul(other.value, one.value)
+                    return self._stepping(made, lanes, other.step * one.value.constant)
         return None
+
+    @staticmethod
+    def _stepping(first: ir.Value, lanes: int, step: int) -> Chunk:
+        return Chunk(first, lanes, wrapped(step, first.type))
+
+    def widens_evenly(self, op: Op) -> bool:
+        """Whether a cast keeps indices equally spaced: they do not wrap around within a vector, or are offsets of
+        pointers only."""
+        source, target = tile_type(op.operands[0]), tile_type(op.results[0])
+        if target.dtype.bytes <= source.dtype.bytes:
+            return True
+        known = self.axes.get(op.results[0])
+        if isinstance(known, AxisInfo) and all(
+            max(contiguity, constancy) >= min(size, self.lanes)
+            for contiguity, constancy, size in zip(
+                known.contiguity, known.constancy, source.shape, strict=True
+            )
+        ):
+            return True
+        return self._only_offsets(op.results[0])
+
+    def _only_offsets(self, value: Value) -> bool:
+        """Whether a value is used for nothing but the addresses of loads and stores."""
+        return all(
+            isinstance(user, Op)
+            and (user.name == "addptr" or (user.name in _OF_OFFSETS and self._only_offsets(user.results[0])))
+            for user in self.users.get(value, ())
+        )
 
     # -- memory ------------------------------------------------------------------------------------------------------
 

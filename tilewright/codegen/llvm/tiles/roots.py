@@ -30,6 +30,7 @@ from tilewright.tile.ir import (
     blocks_of,
     operands_of,
 )
+from tilewright.tile.passes.axes import analyse_axes
 
 _VIEWS = ("broadcast", "expand_dims", "trans", "arange")
 _CHEAP = ("add", "sub", "mul", "eq", "ne", "lt", "le", "and", "or", "not", "cast", "addptr")
@@ -58,6 +59,7 @@ class Roots(Along):
         super().__init__(module, machine)
         self.program, self.facts = program, facts
         self._find_users(program.body)
+        self.axes = analyse_axes(program)
         self.done: set[Any] = set()  # operations whose code is written for good
         self.keeping: dict[Value, Buffer] = {}
         self.ahead: dict[

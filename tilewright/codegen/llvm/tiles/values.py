@@ -91,9 +91,15 @@ def tile_type(value: Any) -> TileType:
     return value.type
 
 
-def lane_numbers(lanes: int, kind: ir.Type, step: int = 1) -> ir.Constant:
-    return ir.Constant(ir.VectorType(kind, lanes), [lane * step for lane in range(lanes)])
+def lane_numbers(lanes: int, kind: ir.IntType, step: int = 1) -> ir.Constant:
+    return ir.Constant(ir.VectorType(kind, lanes), [wrapped(lane * step, kind) for lane in range(lanes)])
+
+
+def wrapped(number: int, kind: ir.IntType) -> int:
+    """The signed number of this type that a number wraps around to."""
+    half = 1 << (kind.width - 1)
+    return int((number + half) % (2 * half) - half)
 
 
 __all__ = ["I32", "BlockPointer", "Buffer", "Chunk", "Element", "Lazy", "Location", "bytes_of", "lane_numbers",
-           "memory_type", "register_type", "tile_type", "vector_of"]  # fmt: skip
+           "memory_type", "register_type", "tile_type", "vector_of", "wrapped"]  # fmt: skip

@@ -45,6 +45,7 @@ from tilewright.space.templates.cuda.attention import TensorCoreAttention
 from tilewright.space.templates.cuda.chain import TensorCoreChain
 from tilewright.space.templates.cuda.matmul import TensorCores
 from tilewright.space.templates.cuda.matmul_reduction import TensorMatmulReduction
+from tilewright.space.templates.cuda.norms import TensorCoreNorm
 from tilewright.support.trace import Trace
 from tilewright.tune.choose import descend
 from tilewright.tune.oracle import PredictedCosts
@@ -107,6 +108,7 @@ GPU_TEMPLATES: dict[str, Template] = {
     "sums": TensorMatmulReduction(),
     "attention": TensorCoreAttention(),
     "chain": TensorCoreChain(),
+    "norm": TensorCoreNorm(),
 }
 CPU_TEMPLATES = {template.name: template for template in TEMPLATES}
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.rewrites.helpers import array
-from tests.space.chains import POINTWISE, After, Case, random_case
+from tests.space.chains import POINTWISE, After, Case, NormCase, random_case, random_norms
 from tests.space.checked import Inputs
 from tilewright.graph.chain import Chain, Refused, chain_of
 from tilewright.graph.ir import Node
@@ -50,10 +50,16 @@ def test_what_is_computed_from_inputs_alone_belongs_to_its_reader() -> None:
     assert stages(x.task(second)) == [["tanh", "matmul"], ["matmul", "exp", "add"]]
 
 
+def test_a_norm_is_a_stage() -> None:
+    both = NormCase(6, 8, 4, "layer_norm", "softmax", After(residual=True), more=True)
+    assert stages(both.task()) == [["add", "layer_norm"], ["linear", "add", "relu", "add"], ["softmax"]]
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_the_stages_one_after_the_other_compute_the_task(seed: int) -> None:
     """On random chains; the text form of the task gives the same chain and the same key."""
-    task = random_case(Random(seed), widest=24).task()
+    make = random_norms if seed % 3 == 0 else random_case
+    task = make(Random(seed), widest=24).task()
     chain = chain_of(task)
     assert isinstance(chain, Chain)
     again = Task(parse_graph(print_graph(task.graph)), task.constants)
@@ -94,21 +100,41 @@ def with_a_skip_past_the_activation() -> Task:
     return x.task(apply("add", first, apply("matmul", apply("relu", first), x(4, 4))))
 
 
-def with_a_norm() -> Task:
+def with_a_sum() -> Task:
     x = Inputs()
-    first = apply("softmax", apply("matmul", x(4, 4), x(4, 4)), axis=1)
-    return x.task(apply("matmul", first, x(4, 4)))
+    first = apply("sum", apply("matmul", x(4, 4), x(4, 4)), axes=(1,), keepdims=True)
+    return x.task(apply("matmul", first, x(1, 4)))
+
+
+def of_norms_alone() -> Task:
+    x = Inputs()
+    return x.task(apply("softmax", apply("softmax", x(4, 4), axis=1), axis=1))
+
+
+def with_a_skip_around_a_norm() -> Task:
+    x = Inputs()
+    first = apply("softmax", x(4, 4), axis=1)
+    return x.task(apply("add", first, apply("matmul", first, x(4, 4))))
+
+
+def of_two_that_read_no_norm() -> Task:
+    x = Inputs()
+    first = apply("softmax", x(4, 4), axis=1)
+    return x.task(apply("add", apply("matmul", x(4, 4), x(4, 4)), first))
 
 
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (of_one_contraction, "fewer than two contractions"),
+        (of_one_contraction, "fewer than two contractions, and none with a norm"),
+        (of_norms_alone, "fewer than two contractions, and none with a norm"),
+        (with_a_skip_around_a_norm, "the result of softmax 1 is read twice"),
+        (of_two_that_read_no_norm, "does not read the"),
         (of_two_that_are_added, "matmul 2 does not read the contraction before it"),
         (with_a_computed_weight, "the weight of matmul 2 is computed in the chain"),
         (with_a_skip_connection, "the result of matmul 1 is read twice"),
         (with_a_skip_past_the_activation, "the result of matmul 1 is read twice"),
-        (with_a_norm, "softmax is not a GEMM, a convolution or elementwise"),
+        (with_a_sum, "sum is not a GEMM, a convolution, a norm of rows or elementwise"),
     ],
 )
 def test_other_tasks_are_refused_with_the_reason(make: Callable[[], Task], reason: str) -> None:

@@ -1,4 +1,4 @@
-"""Chains of contractions for tests: named ones, and any number of random ones."""
+"""Chains of contractions, and contractions between norms, for tests: named ones, and any number of random ones."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ POINTWISE: dict[str, Any] = {
     "stride": (1, 1), "padding": ((0, 0), (0, 0)), "dilation": (1, 1), "groups": 1, "layout": "channels_last",
 }  # fmt: skip
 ACTIVATIONS = ("relu", "silu", "gelu", "tanh", "none")
+NORMS = ("layer_norm", "rms_norm", "softmax")
 
 
 @dataclass(frozen=True)
@@ -96,4 +97,69 @@ def random_case(rng: Random, widest: int = 96, dtypes: Sequence[DType] = (DType.
     return Case(
         rows=rng.randint(1, 150), widths=widths, after=after, kind=rng.choice(("linear", "matmul")), image=image,
         window=window, stride=rng.choice((1, 2)), edge=rng.randint(0, window // 2), dtype=rng.choice(list(dtypes)),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class NormCase:
+    """norm(x) @ a, norm(x @ a), or both: `before` and `after` are the norms, "" for none. `k` are the columns of x,
+    `n` those of the product; `more` adds to x before its norm."""
+
+    rows: int
+    k: int
+    n: int
+    before: str = "layer_norm"
+    after: str = ""
+    ends: After = After(activation="none")
+    kind: str = "linear"
+    scaled: bool = True
+    more: bool = False
+    dtype: DType = DType.F16
+
+    @property
+    def name(self) -> str:
+        flags = f"{'s' * self.scaled}{'m' * self.more}{'b' * self.ends.bias}{'r' * self.ends.residual}"
+        norms = f"{self.before or 'no'}-{self.after or 'no'}"
+        words = (self.rows, self.k, self.n, norms, self.kind, self.ends.activation, flags, self.dtype.short)
+        return "-".join(map(str, words))
+
+    def task(self) -> Task:
+        x, dtype = Inputs(), self.dtype
+        y = x(self.rows, self.k, dtype=dtype)
+        if self.more:
+            y = apply("add", y, x(self.rows, self.k, dtype=dtype))
+        if self.before:
+            y = self._norm(x, y, self.before)
+        shape = (self.n, self.k) if self.kind == "linear" else (self.k, self.n)
+        y = apply(self.kind, y, x(*shape, constant=True, dtype=dtype))
+        if self.ends.bias:
+            y = apply("add", y, x(self.n, constant=True, dtype=dtype))
+        if self.ends.activation == "gelu":
+            y = apply("gelu", y, approximate="none")
+        elif self.ends.activation != "none":
+            y = apply(self.ends.activation, y)
+        if self.ends.residual:
+            y = apply("add", y, x(*y.shape, dtype=dtype))
+        return x.task(self._norm(x, y, self.after) if self.after else y)
+
+    def _norm(self, x: Inputs, y: Node, norm: str) -> Node:
+        if norm == "softmax":
+            return apply("softmax", y, axis=1)
+        count = {"layer_norm": 2, "rms_norm": 1}[norm] if self.scaled else 0
+        weights = [x(y.shape[-1], constant=True, dtype=self.dtype) for _ in range(count)]
+        return apply(norm, y, *weights, dims=1, eps=1e-5)
+
+
+def random_norms(
+    rng: Random, widest: int = 96, dtypes: Sequence[DType] = (DType.F16, DType.BF16)
+) -> NormCase:
+    step = rng.choice((1, 2, 8, 8))
+    before, after = rng.choice(((True, False), (False, True), (True, True)))
+    return NormCase(
+        rows=rng.randint(2, 150), k=step * rng.randint(max(1, 4 // step), widest // step),
+        n=step * rng.randint(max(1, 4 // step), widest // step),
+        before=rng.choice(NORMS) if before else "", after=rng.choice(NORMS) if after else "",
+        ends=After(rng.random() < 0.7, rng.choice(ACTIVATIONS), rng.random() < 0.4),
+        kind=rng.choice(("linear", "matmul")), scaled=rng.random() < 0.8, more=rng.random() < 0.2,
+        dtype=rng.choice(list(dtypes)),
     )  # fmt: skip

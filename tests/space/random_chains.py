@@ -1,7 +1,9 @@
-"""Random chains of contractions as CUDA text on the emulated GPU, each with a random config, against the oracle.
+"""Random chains of contractions, and contractions between norms, as CUDA text on the emulated GPU, each with a random
+config, against the oracle.
 
     python -m tests.space.random_chains 40 [--seed 0]
 
+Every second one has a norm.
 Counts how often each kind of chain and each knob value was taken, and fails if one never was. A failure names its seed.
 """
 
@@ -16,14 +18,15 @@ from pathlib import Path
 from random import Random
 
 from tests.programs import GPU, validation
-from tests.space.chains import Case, random_case
+from tests.space.chains import Case, NormCase, random_case, random_norms
 from tilewright.codegen.cuda.tensor import tensor_source
 from tilewright.loops.gpu.chain import TensorChain
-from tilewright.loops.gpu.tensor import WindowOperand
+from tilewright.loops.gpu.tensor import TensorGemm, WindowOperand
 from tilewright.measure.validation import WrongResult
 from tilewright.space.space import Config
 from tilewright.space.template import GpuWork
 from tilewright.space.templates.cuda.chain import TensorCoreChain
+from tilewright.space.templates.cuda.norms import TensorCoreNorm
 from tilewright.testing.emulator.run import Complaint, check
 
 _CASES = 6  # inputs of each chain
@@ -39,6 +42,7 @@ WANTED = (
         "windows",
     ),
     *("weights of k", "weights of n", "one warp a row", "several warps a row", "single elements", "vectors"),
+    *("a norm before", "a norm after", "layer_norm", "rms_norm", "softmax", "split", "more rows than a tile"),
 )
 
 
@@ -55,9 +59,21 @@ def features(case: Case, config: Config, kernel: TensorChain) -> list[str]:
     ]
 
 
+def features_of_norms(case: NormCase, config: Config, kernel: TensorGemm) -> list[str]:
+    return [
+        *(["a norm before"] if kernel.statistics is not None else []),
+        *(["a norm after"] if kernel.normalised is not None else []),
+        *(norm for norm in (case.before, case.after) if norm),
+        *(["split"] if kernel.tiles.split > 1 else []),
+        *(["more rows than a tile"] if case.rows > kernel.tiles.bm else []),
+    ]
+
+
 def checked(seed: int) -> list[str]:
     """What a random chain with a random config is; raises WrongResult or Complaint if it is wrong."""
     rng = Random(seed)
+    if seed % 2:
+        return checked_norms(rng)
     case = random_case(rng)
     task = case.task()
     few = replace(
@@ -72,6 +88,21 @@ def checked(seed: int) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         check(tensor_source(kernel), validation(task, "fast")[:_CASES], Path(folder))
     return features(case, config, kernel)
+
+
+def checked_norms(rng: Random) -> list[str]:
+    """The same for a contraction between norms."""
+    case = random_norms(rng)
+    task = case.task()
+    applied = TensorCoreNorm().apply(GpuWork(task, GPU))
+    assert applied is not None, case.name
+    config = applied.space.sample(rng)
+    assert config is not None, case.name
+    kernel = applied.program(config)
+    assert isinstance(kernel, TensorGemm)
+    with tempfile.TemporaryDirectory() as folder:
+        check(tensor_source(kernel), validation(task, "fast")[:_CASES], Path(folder))
+    return features_of_norms(case, config, kernel)
 
 
 def main() -> None:

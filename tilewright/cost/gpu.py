@@ -188,7 +188,8 @@ def _wave(terms: GpuTerms, machine: GpuMachine, resident: Number, blocks: Number
     results = results + blocks * (terms.written + terms.write_loaded) / (_WRITE_SHARE * memory)
     hidden = select(more, power(resident, _HIDDEN), 1.0)
     hidden = hidden * select(terms.persistent & more, _OVERLAPPED, 1.0)
-    return loop + (rates.memory_latency + arriving + results) / hidden
+    before = rates.memory_latency * (1.0 + terms.waits_before)
+    return loop + (before + arriving + results) / hidden
 
 
 def _inner(terms: GpuTerms, inner: InnerLoop, machine: GpuMachine, resident: Number) -> Number:

@@ -95,7 +95,7 @@ def formula_of(
     formula = _flat_formula(output, inputs, name)
     formula = replace(formula, constants=frozenset(formula.inputs[number] for number in constants))
     formula = formula.map(
-        simplify if keep_rounding else lambda expr: simplify(te.rewrite(expr, _drop_rounding))
+        simplify if keep_rounding else lambda expr: simplify(te.rewrite(expr, drop_rounding))
     )
     formula = _drop_single_iterations(formula)
     formula = _split_axes(formula)
@@ -208,7 +208,7 @@ def _flatten_loads(expr: te.Expr, buffers: dict[te.Tensor, Buffer]) -> te.Expr:
     return te.rewrite(expr, rule)
 
 
-def _drop_rounding(node: te.Expr) -> te.Expr | None:
+def drop_rounding(node: te.Expr) -> te.Expr | None:
     """Drop the rounding in f32 -> 16 bits -> f32 inside one kernel."""
     if isinstance(node, te.Cast) and isinstance(node.value, te.Cast):
         inner = node.value

@@ -152,10 +152,11 @@ class RowPlan:
         return words + (", delayed by a row" if self.delayed else "")
 
 
-def row_plan_of(formula: Formula, machine: CpuMachine) -> RowPlan:
+def row_plan_of(formula: Formula, machine: CpuMachine, on_chip: bool = False) -> RowPlan:
+    """`on_chip`: the rows are read from a cache and written to one, so nothing is streamed or prefetched."""
     formula = contiguous_last(formula)
     columns = columns_in_order(formula)
-    streamed = bool(columns) and is_streamed(formula, machine)
+    streamed = bool(columns) and not on_chip and is_streamed(formula, machine)
     staged = _rows_staged(formula, machine) if streamed else 0
     in_registers = bool(staged) and _stays_in_registers(formula, machine)
     cut = _cut_like_columns(formula) if streamed else formula
@@ -168,7 +169,7 @@ def row_plan_of(formula: Formula, machine: CpuMachine) -> RowPlan:
     groups = 1 if written_along is None else groups_in_chunk(formula.rows, staged or together, machine)
     scope = Scope.REGISTER if in_registers else Scope.SCRATCH
     kept = _kept(formula, machine, scope, rows=2 * together if delayed else together)
-    loads = _fetched(formula, machine)
+    loads = () if on_chip else _fetched(formula, machine)
     only_read = _is_only_read(formula)
     return RowPlan(
         formula=formula,

@@ -54,6 +54,20 @@ def rowwise_program(formula: Formula, machine: CpuMachine) -> Program:
     return _Rows(row_plan_of(formula, machine), machine).program()
 
 
+def row_block(formula: Formula, machine: CpuMachine, name: str) -> Stmt:
+    """All rows, for one thread, as a part of another program. `name` is appended to the names of its own buffers."""
+    own: dict[Buffer, te.Expr] = {
+        r.result: te.Load(replace(r.result, name=r.result.name + name), ()) for r in formula.reductions
+    }
+    named = formula.map(lambda expr: with_results(expr, own))
+    results = tuple(replace(r, result=replace(r.result, name=r.result.name + name)) for r in named.reductions)
+    plan = row_plan_of(replace(named, reductions=results), machine, on_chip=True)
+    if plan.kept is not None:
+        buffer = replace(plan.kept.buffer, name=plan.kept.buffer.name + name)
+        plan = replace(plan, kept=replace(plan.kept, buffer=buffer))
+    return _Rows(plan, machine).block()
+
+
 class _Rows:
     """The loop nest of a plan. `group` is the index of a group in its chunk, `turn` that of the rows processed
     together in their group, `row` that of one of these."""
@@ -87,6 +101,11 @@ class _Rows:
         work *= plan.group_rows * plan.groups
         nested = with_values(parallel_nest(self.loops, work, body), {})
         return Program(formula.name, (*formula.inputs, formula.output), nested, f"rowwise: {plan}")
+
+    def block(self) -> Stmt:
+        """All rows, one after the other."""
+        body = self._in_group(self._rows(meanwhile=False), 0)
+        return with_values(nest([(loop, Kind.SERIAL) for loop in self.loops], body), {})
 
     # -- groups of rows ------------------------------------------------------------------------------------------------
 

@@ -94,6 +94,7 @@ class GpuTerms:
     )
     write_flops: float = 0.0  # on tensor cores after the main loop: further products of a chain
     write_scalar: float = 0.0  # instructions for them, over all warps
+    waits_before: float = 0.0  # times that a block waits for memory before its main loop
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from tests.loops.gpu.products import Product
 from tests.programs import GPU, GPU_TEMPLATES, gpu_kernel
 from tests.space.chains import After
 from tests.space.chains import Case as Chain
+from tests.space.chains import NormCase as Norm
 from tests.space.checked import Inputs
 from tests.space.sketches.cuda.tasks import product_task
 from tests.space.templates.cuda.test_attention import Case as Attention
@@ -201,9 +202,23 @@ CHAINS = [
            rows(64, 32, 4, 1, 2, "registers", True), sms=1),
 ]  # fmt: skip
 
-KERNELS = [*CHAINS, *PRODUCTS, *CONVOLUTIONS, *COMPUTED, *SUMS, *ATTENTION]
+NORMS = [
+    Kernel("norm-before", "norm", Norm(40, 72, 48).task, tile(32, 32, 32, 1, 2, 3), golden=True),
+    Kernel("norm-before-single", "norm", Norm(33, 35, 17, "rms_norm", kind="matmul").task, tile(32, 32, 32, 2, 2, 2)),
+    Kernel("norm-before-split", "norm", Norm(40, 200, 48, more=True).task, tile(32, 32, 32, 1, 2, 2, split=2)),
+    Kernel("norm-softmax", "norm", Norm(40, 96, 24, "softmax", dtype=BF16).task, SMALL),
+    Kernel("norm-after", "norm", Norm(40, 64, 72, "", "layer_norm", After(activation="none", residual=True)).task,
+           tile(32, 128, 32, 2, 4, 2), golden=True),
+    Kernel("norm-after-odd", "norm", Norm(35, 40, 33, "", "softmax").task, tile(16, 64, 32, 1, 2, 2)),
+    Kernel("norm-both", "norm", Norm(70, 64, 64, "rms_norm", "rms_norm", END).task, tile(64, 64, 64, 4, 1, 2)),
+]  # fmt: skip
+
+KERNELS = [*NORMS, *CHAINS, *PRODUCTS, *CONVOLUTIONS, *COMPUTED, *SUMS, *ATTENTION]
 # What has a near relative among the others; all are quick, but each is compiled.
 RELATED = {
+    "norm-before-single",
+    "norm-softmax",
+    "norm-after-odd",
     "chain-of-three-shared",
     "chain-persistent-shared",
     "chain-single-elements",

@@ -103,6 +103,13 @@ MUTANTS = [
            "2 * step + part % 2"),
     Mutant("an intermediate result without its activation", "chain-conv", "both[e + v] = value[v]",
            "both[e + v] = sum[v]"),
+    # Norms.
+    Mutant("no barrier behind the statistics", "norm-before", BARRIER, after="of_row1[sum_row] ="),
+    Mutant("the statistics of another row", "norm-before", "outer + (m0 * -1)", "outer + (m0 * 0)"),
+    Mutant("a row that some threads do not sum", "norm-before", "at_k += 4", "at_k += 8"),
+    Mutant("a row beyond the end", "norm-before", "min(m0 + sum_row, 39)", "m0 + sum_row"),
+    Mutant("no barrier before a norm of results", "norm-after", BARRIER, after="P::finish(shared"),
+    Mutant("a norm of rows beyond the end", "norm-after", "if (place_m < 40)", "if (place_m <= 40)", position=2),
     # Attention.
     Mutant("no wait for keys", "attention-plain", WAIT, after=LOOP),
     Mutant("no barrier for keys", "attention-plain", BARRIER, after=LOOP),
@@ -116,6 +123,7 @@ OFTEN = {  # one of each kind is in every run
     *("a block that ends too early", "an edge along k", "an edge of the results", "no barrier for keys"),
     *("a key too many", "fragments that are not transposed", "no barrier before the left operand"),
     *("the wrong half of an intermediate fragment", "an intermediate row beyond the end"),
+    *("no barrier behind the statistics", "the statistics of another row"),
 }
 NAMED = {kernel.name: kernel for kernel in KERNELS}
 

@@ -6,6 +6,7 @@ from tilewright.codegen.cuda.build import GpuSource
 from tilewright.codegen.cuda.emit import emit_statement, emit_value
 from tilewright.codegen.cuda.scalars import c_type
 from tilewright.codegen.cuda.tensor_frame import batch_coordinates, bool_text, framed, matrix_type, written
+from tilewright.codegen.cuda.tensor_norm import row_statistics, written_normalised
 from tilewright.loops.gpu.tensor import (
     ROW_PADDING,
     ComputedOperand,
@@ -47,6 +48,7 @@ def _at_once(gemm: TensorGemm) -> list[str]:
     lines = [
         *_coord(gemm, f"blockIdx.x / {t.split}"),
         *part,
+        *([] if gemm.statistics is None else row_statistics(gemm, gemm.statistics)),
         f"  {left[0]} a({left[1]});",
         f"  {right[0]} b({right[1]});",
         f"  using P = {pipeline_type(gemm)};",
@@ -60,6 +62,8 @@ def _at_once(gemm: TensorGemm) -> list[str]:
     if gemm.reduced is not None:
         combine = _write_along if gemm.reduced.along else _write_reduced
         return [*lines, *combine(gemm, gemm.reduced)]
+    if gemm.normalised is not None:
+        return [*lines, *written_normalised(gemm, gemm.normalised)]
     return [*lines, *written(gemm, (gemm.m, gemm.n), (t.bm, t.bn), t.split)]
 
 

@@ -6,8 +6,10 @@ this data completes.
       for threads: `write`, at (m, n + lanes)         (any expression of the sums, neighbours along n)
 
 With `reduced`, the epilogue's results are combined over the rows or columns of a tile, and only the combinations are
-written. With `split` > 1, the blocks of a cluster each sum a part of K; then each adds up and writes a part of the
-rows. `persistent` blocks compute several tiles in sequence, and load the operands of the next tile while they write.
+written. `statistics` of the rows of `a` are computed before the loop, for a norm of its rows; with `normalised`, the
+rows of the result go through a norm. With `split` > 1, the blocks of a cluster each sum a part of K; then each adds up
+and writes a part of the rows. `persistent` blocks compute several tiles in sequence, and load the operands of the next
+tile while they write.
 """
 
 from __future__ import annotations
@@ -142,6 +144,51 @@ class ReducedOutput:
 
 
 @dataclass(frozen=True)
+class RowReduction:
+    """A reduction along a row by neighbouring threads, vector by vector: `begin` initialises the accumulators `total`
+    of a thread, `add` combines the next vector, and `result`, of one element, is what the reductions after it read."""
+
+    kind: str
+    result: Buffer
+    total: Buffer
+    begin: Stmt
+    add: Stmt
+
+    @property
+    def lanes(self) -> int:
+        return self.total.size
+
+
+@dataclass(frozen=True)
+class RowStatistics:
+    """What a norm needs of the rows of the left operand, computed before the pipeline starts.
+
+    `passes` read a row of `length` elements, with the free variables `place_m`, the row, and `at_k`, the index of the
+    vector. Then `keep` stores the statistics in `tables`, in shared memory, with `sum_row`, the row of the tile.
+    """
+
+    passes: tuple[RowReduction, ...]
+    tables: tuple[Buffer, ...]
+    keep: Stmt
+    length: int
+
+    @property
+    def bytes(self) -> int:
+        return sum(table.size * table.dtype.bytes for table in self.tables)
+
+
+@dataclass(frozen=True)
+class NormalisedOutput:
+    """The epilogue's results through a norm of their rows, where a tile has whole rows. `keep` stores a vector of the
+    results in `sums`, `passes` read it there, and `write` stores the norm's; all have the free variables of a
+    TensorGemm's `write`."""
+
+    keep: Stmt
+    passes: tuple[RowReduction, ...]
+    write: Stmt
+
+
+@dataclass(frozen=True)
 class TensorGemm:
     """A GEMM. `write` has the free variables `coord_*`: the batch axes by name, `coord_m` the row of the result,
     `coord_n` the index of its vector; `sum_row` and `sum_vector` are the same within the tile."""
@@ -163,6 +210,8 @@ class TensorGemm:
     decisions: str
     packings: tuple[Packing | None, ...] = ()  # how each input is stored; None, or beyond the end: unchanged
     reduced: ReducedOutput | None = None  # if set, `write` is not used
+    statistics: RowStatistics | None = None
+    normalised: NormalisedOutput | None = None  # if set, `write` is not used
 
     @property
     def step_m(self) -> int:
@@ -194,4 +243,5 @@ class TensorGemm:
     @property
     def shared_bytes(self) -> int:
         table = self.tiles.bm * TABLE_BYTES if isinstance(self.a, WindowOperand) else 0
-        return int(self.tiles.shared_bytes + table)
+        statistics = 0 if self.statistics is None else self.statistics.bytes
+        return int(self.tiles.shared_bytes + table + statistics)

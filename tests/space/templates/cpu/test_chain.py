@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from tests.programs import AVX2
-from tests.space.chains import POINTWISE, After, Case, random_case
+from tests.space.chains import POINTWISE, After, Case, NormCase, random_case, random_norms
 from tests.space.checked import Inputs, error
 from tests.space.templates.cpu.chains import Chain
 from tilewright.dtypes import DType
@@ -33,13 +33,16 @@ def applied_to(task: Task, machine: CpuMachine | None = None) -> AppliedRowBlock
 
 
 def checked(seed: int) -> bool:
-    """Whether a random chain with a random config is taken; it is right if it is."""
+    """Whether a random chain with a random config is taken; it is right if it is. Every third one has a norm."""
     rng = Random(seed)
-    case = random_case(rng, dtypes=(F32,))
+    case: Case | NormCase = (
+        random_norms(rng, dtypes=(F32,)) if seed % 3 == 2 else random_case(rng, dtypes=(F32,))
+    )
     machine = host() if seed % 3 else replace(host(), vector_bytes=32, vector_registers=16)
     work = Work(case.task(), machine)
     applied = RowBlockChain().apply(work)
     if applied is None:
+        assert isinstance(case, Case), RowBlockChain().refusal(work)
         assert 1 in case.widths or case.rows == 1, RowBlockChain().refusal(work)
         return False
     config = applied.space.sample(rng)
@@ -59,7 +62,10 @@ def test_many_random_chains_are_right() -> None:
     assert sum(map(checked, range(2000, 2200))) >= 180
 
 
-CASES = [
+CASES: list[Case | NormCase] = [
+    NormCase(130, 96, 80, "layer_norm", "", After(activation="gelu"), dtype=F32),
+    NormCase(65, 40, 72, "", "rms_norm", After(activation="none", residual=True), dtype=F32),
+    NormCase(40, 35, 33, "softmax", "softmax", kind="matmul", more=True, dtype=F32),
     Case(512, (96, 256, 96), (After(activation="gelu"), After(activation="none", residual=True)), dtype=F32),
     Case(0, (3, 48, 48), image=(56, 56), stride=2, dtype=F32),
     Case(130, (65, 33, 17), (After(residual=True),) * 2, "matmul", dtype=F32),
@@ -67,16 +73,20 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_the_config_of_the_model_is_right(case: Case) -> None:
+def test_the_config_of_the_model_is_right(case: Case | NormCase) -> None:
     applied = applied_to(case.task())
-    assert applied.chain.widths == case.widths[1:]
+    if isinstance(case, Case):
+        assert applied.chain.widths == case.widths[1:]
+    else:
+        assert len(applied.chain.gemms) == 1 < len(applied.chain.parts)
     found = descend(applied, applied.work)
     assert found is not None
     assert error(applied.program(found[1]), applied.work.task) < 1e-6
 
 
-def test_a_narrower_machine_has_configs_for_its_registers() -> None:
-    applied = applied_to(CASES[0].task(), AVX2)
+@pytest.mark.parametrize("seed", range(4))
+def test_a_narrower_machine_has_configs_for_its_registers(seed: int) -> None:
+    applied = applied_to(CASES[seed].task(), AVX2)
     rng = Random(0)
     for _ in range(5):
         config = applied.space.sample(rng)
@@ -85,7 +95,7 @@ def test_a_narrower_machine_has_configs_for_its_registers() -> None:
 
 
 def test_it_is_the_only_template_of_two_linear_layers() -> None:
-    work = Work(CASES[0].task(), host())
+    work = Work(CASES[3].task(), host())
     assert choose(work).config.template == "row_block_chain"
     assert PredictedCosts(host()).can_compute(work.task)
 
@@ -130,6 +140,17 @@ def with_steps_that_leave_gaps() -> Task:
     return x.task(apply("conv", first, x(1, 1, 8, 8, constant=True), **POINTWISE))
 
 
+def with_a_norm_of_columns() -> Task:
+    x = Inputs()
+    return x.task(apply("matmul", apply("softmax", x(16, 8), axis=0), x(8, 8, constant=True)))
+
+
+def with_a_norm_of_heads() -> Task:
+    x = Inputs()
+    heads = apply("softmax", x(16, 2, 8), axis=2)
+    return x.task(apply("linear", apply("reshape", heads, shape=(16, 16)), x(8, 16, constant=True)))
+
+
 def batched() -> Task:
     x = Inputs()
     first = apply("relu", apply("matmul", x(3, 8, 16), x(3, 16, 8, constant=True)))
@@ -152,6 +173,9 @@ def batched() -> Task:
             "pad+conv+add+clamp is not a GEMM or a convolution with a constant weight",
         ),
         (Case(64, (32, 32), dtype=F32).task, "fewer than two contractions"),
+        (NormCase(64, 32, 32).task, "32-bit floats"),
+        (with_a_norm_of_columns, "the norm"),
+        (with_a_norm_of_heads, "reads other rows than the block computes"),
         (Case(64, (8, 40_000, 8), dtype=F32).task, "take at least 2560000 bytes for a block, of the"),
     ],
 )

@@ -1,6 +1,6 @@
-"""Chains of matmuls and convolutions by blocks of rows, with the results between them in L2.
+"""Chains of matmuls, convolutions and norms of rows by blocks of rows, with the results between them in L2.
 
-    relu(conv3x3(x, a) + c) -> conv1x1(., b)      y = gelu(x @ a + c) -> y @ b + x
+    relu(conv3x3(x, a) + c) -> conv1x1(., b)      y = gelu(x @ a + c) -> y @ b + x      layer_norm(x) @ a
 
     for every block of rows:                                          (parallel)
       between0[rows of the block] = the first contraction of these rows
@@ -9,7 +9,8 @@
 The first may be any that `contraction` computes; blocks of an image are some of its rows of pixels. The others multiply
 the rows that the block has: `CONDITIONS` lists what that takes. Each stage is a nest of `contraction` over one block,
 with its register tiles and packed panels, so the weights are read again for each block. That is the price; what is
-saved is the traffic of the results between, and a start of the threads.
+saved is the traffic of the results between, and a start of the threads. A norm, before a contraction or after one, is
+computed for the rows of a block as a kernel of its own would do.
 """
 
 from __future__ import annotations
@@ -24,11 +25,14 @@ from tilewright import te
 from tilewright.dtypes import DType
 from tilewright.graph.chain import Refused
 from tilewright.loops.formula import Formula
-from tilewright.loops.ir import SCRATCH_LIMIT, Buffer, Kind, Program, Scope, block, nest
+from tilewright.loops.ir import SCRATCH_LIMIT, Buffer, Kind, Program, Scope, Stmt, block, nest
+from tilewright.loops.rowwise import row_block
 from tilewright.loops.tiling import Tiles, extent_of, indices_of, with_values
 from tilewright.space.chain import Stage, stages_of
+from tilewright.space.row_norm import RowNorm, is_norm, row_norm_of
 from tilewright.space.space import Config, Knob, Space, Value
 from tilewright.space.template import Applied, CpuWork, Terms
+from tilewright.space.templates.cpu.block_norm import BlockNorm
 from tilewright.space.templates.cpu.contraction import AppliedContraction
 from tilewright.space.templates.cpu.contraction_nest import ContractionNest
 from tilewright.space.templates.cpu.contraction_terms import PREFETCHED_COST, ContractionTiling
@@ -48,11 +52,11 @@ _UNROLL = 4
 
 @dataclass(frozen=True)
 class ChainWork:
-    """The stages of a chain as GEMMs, each over the buffers of the whole task. An iteration of the parallel loop has
-    one value of each axis in `lead`, some of `rows`, and all of those in `inner`."""
+    """The stages of a chain as GEMMs and norms, each over the buffers of the whole task. An iteration of the parallel
+    loop has one value of each axis in `lead`, some of `rows`, and all of those in `inner`."""
 
     stages: tuple[Stage, ...]
-    gemms: tuple[Gemm, ...]
+    parts: tuple[Gemm | RowNorm, ...]
     lead: tuple[te.Var, ...]
     rows: te.Var
     inner: tuple[te.Var, ...]
@@ -64,37 +68,45 @@ class ChainWork:
         return extent_of(self.inner)
 
     @property
+    def gemms(self) -> tuple[Gemm, ...]:
+        return tuple(part for part in self.parts if isinstance(part, Gemm))
+
+    @property
     def widths(self) -> tuple[int, ...]:
-        return tuple(gemm.vector.extent for gemm in self.gemms)
+        return tuple(extent_of(columns_of(part)) for part in self.parts)
+
+
+def columns_of(part: Gemm | RowNorm) -> tuple[te.Var, ...]:
+    return (part.vector,) if isinstance(part, Gemm) else part.columns
 
 
 @dataclass(frozen=True)
 class Condition:
     """A condition on two neighbouring stages, and the reason to give if it does not hold."""
 
-    holds: Callable[[Stage, Gemm, Gemm], bool]
+    holds: Callable[[Stage, Gemm | RowNorm, Gemm | RowNorm], bool]
     reason: str
 
 
 CONDITIONS = (
     Condition(
-        lambda stage, one, two: all(_is_float32(gemm.formula) for gemm in (one, two)),
+        lambda stage, one, two: _is_float32(one.formula) and _is_float32(two.formula),
         "it does not multiply 32-bit floats throughout",
     ),
     Condition(
-        lambda stage, one, two: type(one) is Gemm and type(two) is Gemm and not one.shared and not two.shared,
+        lambda stage, one, two: _is_plain(one) and _is_plain(two),
         "its GEMMs are batched, or have groups or blocks of channels",
     ),
     Condition(
-        lambda stage, one, two: all(_has_own_weight(gemm) for gemm in (one, two)),
+        lambda stage, one, two: _has_own_weight(one) and _has_own_weight(two),
         "the weight of a GEMM is not constant, or is read elsewhere too",
     ),
     Condition(
-        lambda stage, one, two: isinstance(two.data, te.Load) and two.data.source == stage.source,
+        lambda stage, one, two: _reads_it_alone(two, stage),
         "the second GEMM does not read the result of the first alone",
     ),
     Condition(
-        lambda stage, one, two: _reads_its_rows(one, two),
+        lambda stage, one, two: _reads_its_rows(one, two, stage),
         "the second GEMM reads other rows than the block computes",
     ),
 )
@@ -105,18 +117,35 @@ def _is_float32(formula: Formula) -> bool:
     return all(buffer.dtype is DType.F32 for buffer in buffers)
 
 
-def _has_own_weight(gemm: Gemm) -> bool:
-    loads = [load for expr in gemm.formula.expressions() for load in te.loads(expr)]
-    own = sum(load.source == gemm.weight_load.source for load in loads)
-    return gemm.constant_weight and own == 1
+def _is_plain(part: Gemm | RowNorm) -> bool:
+    return isinstance(part, RowNorm) or (type(part) is Gemm and not part.shared)
 
 
-def _reads_its_rows(one: Gemm, two: Gemm) -> bool:
+def _has_own_weight(part: Gemm | RowNorm) -> bool:
+    if isinstance(part, RowNorm):
+        return True
+    loads = [load for expr in part.formula.expressions() for load in te.loads(expr)]
+    own = sum(load.source == part.weight_load.source for load in loads)
+    return part.constant_weight and own == 1
+
+
+def _reads_it_alone(part: Gemm | RowNorm, stage: Stage) -> bool:
+    if isinstance(part, RowNorm):
+        return True
+    return isinstance(part.data, te.Load) and part.data.source == stage.source
+
+
+def _reads_its_rows(one: Gemm | RowNorm, two: Gemm | RowNorm, stage: Stage) -> bool:
     """Whether row m of the second reads row m of the first, from its first column to its last."""
-    if len(two.k_axes) != 1 or extent_of(one.rows) != extent_of(two.rows) or not two.rows:
+    width = extent_of(columns_of(one))
+    if extent_of(one.rows) != extent_of(two.rows) or not two.rows:
         return False
-    width = one.vector.extent
-    if two.length != width or (len(two.rows) > 1 and _extents(one) != _extents(two)):
+    if len(two.rows) > 1 and _extents(one) != _extents(two):
+        return False
+    if isinstance(two, RowNorm):
+        assert stage.source is not None
+        return two.length == width and two.reads_rows_of(stage.source)
+    if len(two.k_axes) != 1 or two.length != width:
         return False
     assert isinstance(two.data, te.Load)
     form, step = linear(two.data.indices[0]), width
@@ -127,33 +156,43 @@ def _reads_its_rows(one: Gemm, two: Gemm) -> bool:
     return form.terms == wanted and not form.constant
 
 
-def _extents(gemm: Gemm) -> list[int]:
-    return [axis.extent for axis in gemm.rows]
+def _extents(part: Gemm | RowNorm) -> list[int]:
+    return [axis.extent for axis in part.rows]
+
+
+def _part_of(stage: Stage) -> Gemm | RowNorm | Refused:
+    if is_norm(stage):
+        return row_norm_of(stage.formula)
+    gemm = gemm_of(stage.formula)
+    if gemm is None or not gemm.rows:
+        return Refused(f"{stage.sub.task.label} is not a GEMM or a convolution with a constant weight")
+    return gemm
 
 
 def chain_work(work: CpuWork) -> ChainWork | Refused:
-    """The stages as GEMMs; Refused if a block cannot compute them."""
+    """The stages as GEMMs and norms; Refused if a block cannot compute them."""
     stages = stages_of(work)
     if isinstance(stages, Refused):
         return stages
-    gemms = []
+    parts: list[Gemm | RowNorm] = []
     for stage in stages:
-        gemm = gemm_of(stage.formula)
-        if gemm is None or not gemm.rows:
-            return Refused(f"{stage.sub.task.label} is not a GEMM or a convolution with a constant weight")
-        gemms.append(gemm)
-    for stage, (one, two) in zip(stages[1:], pairwise(gemms), strict=True):
+        part = _part_of(stage)
+        if isinstance(part, Refused):
+            return part
+        parts.append(part)
+    for stage, (one, two) in zip(stages[1:], pairwise(parts), strict=True):
         for condition in CONDITIONS:
             if not condition.holds(stage, one, two):
                 return Refused(condition.reason)
+    gemms = [part for part in parts if isinstance(part, Gemm)]
     weights = {gemm.weight_load.source for gemm in gemms}
     read = [b for stage in stages for b in stage.formula.inputs if b in weights]
     if len(read) > len(weights) or len(weights) < len(gemms):
         return Refused("the weight of a GEMM is not constant, or is read elsewhere too")
-    first = gemms[0]
-    if coordinates(first) is None and not isinstance(first.data, te.Load):
+    first = parts[0]
+    if isinstance(first, Gemm) and coordinates(first) is None and not isinstance(first.data, te.Load):
         return Refused(f"the operand of {stages[0].sub.task.label} cannot be copied by blocks")
-    if any(gemm.rows != gemm.formula.axes[: len(gemm.rows)] for gemm in gemms):
+    if any(part.rows != part.formula.axes[: len(part.rows)] for part in parts):
         return Refused("its rows are not the outermost axes of a result")
     at = max(0, len(first.rows) - 2)
     params = tuple(
@@ -162,7 +201,7 @@ def chain_work(work: CpuWork) -> ChainWork | Refused:
     made = (*params, *(stage.formula.output for stage in stages))
     if any(buffer not in made for stage in stages for buffer in stage.formula.inputs):
         return Refused("an operand is not read as it is stored")
-    return ChainWork(stages, tuple(gemms), first.rows[:at], first.rows[at], first.rows[at + 1 :], params)
+    return ChainWork(stages, tuple(parts), first.rows[:at], first.rows[at], first.rows[at + 1 :], params)
 
 
 class RowBlockChain:
@@ -194,7 +233,7 @@ class AppliedRowBlockChain:
     def __init__(self, work: CpuWork, chain: ChainWork) -> None:
         self.work, self.chain, self.machine = work, chain, work.machine
         self.room = min(SCRATCH_LIMIT, self.machine.caches.l2_per_core) * 7 // 8
-        self._stages: dict[int, tuple[AppliedContraction, ...]] = {}
+        self._stages: dict[int, tuple[AppliedContraction | BlockNorm, ...]] = {}
         self._legal_stages: dict[tuple[int, int, str, int, int], bool] = {}
 
     @cached_property
@@ -211,7 +250,7 @@ class AppliedRowBlockChain:
     def space(self) -> Space:
         knobs = [Knob("block", self.block_sizes)]
         together: list[tuple[str, ...]] = []
-        for number, stage in enumerate(self.stages_for(self.block_sizes[0])):
+        for number, stage in enumerate(self.contractions_for(self.block_sizes[0])):
             cuts = next(knob.choices for knob in stage.space.knobs if knob.name == "k_block")
             wide = -(-stage.gemm.vector.extent // stage.lanes)
             tiles = [
@@ -232,19 +271,26 @@ class AppliedRowBlockChain:
             together += [(f"tile{number}",), (f"k_block{number}", f"prefetch{number}")]
         return Space(NAME, tuple(knobs), self._legal, together=(("block",), *together))
 
-    def stages_for(self, size: int) -> tuple[AppliedContraction, ...]:
-        """The contractions of one block of this size."""
+    def stages_for(self, size: int) -> tuple[AppliedContraction | BlockNorm, ...]:
+        """The contractions and norms of one block of this size."""
         if size not in self._stages:
             self._stages[size] = tuple(
-                AppliedContraction(self.work, gemm, coordinates(gemm)) for gemm in self._gemms_for(size)
+                AppliedContraction(self.work, part, coordinates(part))
+                if isinstance(part, Gemm)
+                else BlockNorm(part, self.machine)
+                for part in self._parts_for(size)
             )
         return self._stages[size]
+
+    def contractions_for(self, size: int) -> tuple[AppliedContraction, ...]:
+        """The contractions alone, which have knobs."""
+        return tuple(stage for stage in self.stages_for(size) if isinstance(stage, AppliedContraction))
 
     def _legal(self, values: Mapping[str, Value]) -> bool:
         size = int(values["block"])
         if self.between_bytes(size) > self.room:
             return False
-        for number in range(len(self.chain.stages)):
+        for number in range(len(self.chain.gemms)):
             tile, cut, ahead = (values[f"{knob}{number}"] for knob in ("tile", "k_block", "prefetch"))
             if not self._is_stage_legal(size, number, str(tile), int(cut), int(ahead)):
                 return False
@@ -254,7 +300,7 @@ class AppliedRowBlockChain:
         """Kept, because a search of the space asks for each many times."""
         key = size, number, tile, cut, ahead
         if key not in self._legal_stages:
-            stage = self.stages_for(size)[number]
+            stage = self.contractions_for(size)[number]
             values = _stage_values(stage, tile, cut, ahead)
             rows = stage.gemm.rows[-1].extent if stage.gemm.rows else 1
             self._legal_stages[key] = int(values["rows"]) <= rows and stage.space.legal(values)
@@ -262,7 +308,8 @@ class AppliedRowBlockChain:
 
     def _scratch(self, size: int, values: Mapping[str, Value]) -> int:
         held = self.between_bytes(size)
-        for stage, tiling in zip(self.stages_for(size), self._tilings(values), strict=True):
+        held += sum(stage.scratch_bytes for stage in self.stages_for(size) if isinstance(stage, BlockNorm))
+        for stage, tiling in zip(self.contractions_for(size), self._tilings(values), strict=True):
             held += 4 * int(stage.partial_size(tiling)) * (tiling.k_block > 0)
             held += 4 * math.prod(map(int, stage.staged_extents(tiling))) if tiling.staged else 0
             held += 4 * tiling.rows * tiling.vectors * stage.lanes  # the sums of chunks of K
@@ -271,13 +318,13 @@ class AppliedRowBlockChain:
     def _tiles(self, values: Mapping[str, Value]) -> list[dict[str, int]]:
         """The values of the knobs of `contraction` for each stage."""
         found = []
-        for number, stage in enumerate(self.stages_for(int(values["block"]))):
+        for number, stage in enumerate(self.contractions_for(int(values["block"]))):
             tile, cut, ahead = (values[f"{knob}{number}"] for knob in ("tile", "k_block", "prefetch"))
             found.append(_stage_values(stage, str(tile), int(cut), int(ahead)))
         return found
 
     def _tilings(self, values: Mapping[str, Value]) -> list[ContractionTiling]:
-        stages = self.stages_for(int(values["block"]))
+        stages = self.contractions_for(int(values["block"]))
         return [stage.shape_of(tile) for stage, tile in zip(stages, self._tiles(values), strict=True)]
 
     # -- one block ------------------------------------------------------------------------------------------------
@@ -287,32 +334,36 @@ class AppliedRowBlockChain:
         """The block's first value of `chain.rows`."""
         return te.Var("first_row", self.chain.rows.extent)
 
-    def _gemms_for(self, size: int) -> list[Gemm]:
+    def _parts_for(self, size: int) -> list[Gemm | RowNorm]:
         chain, pixels = self.chain, self.chain.pixels
-        flat = te.Var("first_in_all", extent_of(chain.gemms[0].rows))  # the same as an index of all rows
+        flat = te.Var("first_in_all", extent_of(chain.parts[0].rows))  # the same as an index of all rows
         small: dict[Buffer, Buffer] = {}
-        gemms = []
-        for number, (stage, gemm) in enumerate(zip(chain.stages, chain.gemms, strict=True)):
-            if len(gemm.rows) > 1 or number == 0:
-                axis, rest = gemm.rows[len(chain.lead)], gemm.rows[len(chain.lead) + 1 :]
+        parts: list[Gemm | RowNorm] = []
+        for number, (stage, part) in enumerate(zip(chain.stages, chain.parts, strict=True)):
+            if len(part.rows) > 1 or number == 0:
+                axis, rest = part.rows[len(chain.lead)], part.rows[len(chain.lead) + 1 :]
                 mine, start = te.Var(axis.name + "_in", size), self._first
             else:
-                (axis,), rest = gemm.rows, ()
+                (axis,), rest = part.rows, ()
                 mine, start = te.Var(axis.name + "_in", size * pixels), flat
             at: dict[te.Var, te.Expr] = {axis: start + mine if mine.extent > 1 else start}
-            at |= dict(zip(gemm.rows, chain.lead, strict=False)) if axis != gemm.rows[0] else {}
-            axes = (*((mine,) if mine.extent > 1 else ()), *rest, gemm.vector)
+            at |= dict(zip(part.rows, chain.lead, strict=False)) if axis != part.rows[0] else {}
+            axes = (*((mine,) if mine.extent > 1 else ()), *rest, *columns_of(part))
             formula = _blocked(stage.formula, at, axes, {self._first, flat, *chain.lead}, small)
             if number < len(chain.stages) - 1:
-                own = replace(formula.output, size=size * pixels * gemm.vector.extent, scope=Scope.SCRATCH)
+                width = extent_of(columns_of(part))
+                own = replace(formula.output, size=size * pixels * width, scope=Scope.SCRATCH)
                 small[stage.formula.output] = own
                 formula = replace(
                     formula, output=own, store=_from_zero(formula.store, {self._first, flat, *chain.lead})
                 )
+            if isinstance(part, RowNorm):
+                parts.append(replace(part, formula=formula))
+                continue
             found = gemm_of(formula)
             assert found is not None
-            gemms.append(found)
-        return gemms
+            parts.append(found)
+        return parts
 
     # -- what it costs ----------------------------------------------------------------------------------------------
 
@@ -328,7 +379,12 @@ class AppliedRowBlockChain:
         blocks = self._in_all * ceil_div(self.chain.rows.extent, size)
         parts: list[Terms] = []
         l2 = l3 = memory = prefetched = 0.0
-        for stage, tile in zip(self.stages_for(size), self._tiles(values), strict=True):
+        tiles = iter(self._tiles(values))
+        for stage in self.stages_for(size):
+            if isinstance(stage, BlockNorm):
+                parts.append(stage.terms)
+                continue
+            tile = next(tiles)
             parts.append(stage.terms_of(tile))
             gemm = stage.gemm
             weight = float(gemm.length * gemm.vector.extent * gemm.weight_bytes)
@@ -366,11 +422,15 @@ class AppliedRowBlockChain:
     def program(self, config: Config) -> Program:
         values, size = dict(config.values), config.int("block")
         chain = self.chain
-        stages = self.stages_for(size)
-        nests = [
-            ContractionNest(stage, tiling, str(number))
-            for number, (stage, tiling) in enumerate(zip(stages, self._tilings(values), strict=True))
-        ]
+        tilings = iter(self._tilings(values))
+        nests: list[ContractionNest] = []
+        bodies: list[Stmt] = []
+        for number, stage in enumerate(self.stages_for(size)):
+            if isinstance(stage, BlockNorm):
+                bodies.append(row_block(stage.formula, self.machine, f"_{number}"))
+                continue
+            nests.append(ContractionNest(stage, next(tilings), str(number)))
+            bodies.append(nests[-1].body())
         blocks = Tiles(chain.rows, size)
         tile = te.Var("block", blocks.count)
         loops = [axis for axis in (*chain.lead, tile) if axis.extent > 1]
@@ -380,8 +440,8 @@ class AppliedRowBlockChain:
         for axis in chain.lead:
             flat = flat * axis.extent + axis
         flat = (flat * chain.rows.extent + first) * chain.pixels
-        at = {self._first: first, te.Var("first_in_all", extent_of(chain.gemms[0].rows)): flat}
-        body = with_values(block(*(each.body() for each in nests)), at)
+        at = {self._first: first, te.Var("first_in_all", extent_of(chain.parts[0].rows)): flat}
+        body = with_values(block(*bodies), at)
         body = nest([(parallel, Kind.PARALLEL)], with_values(body, indices_of(parallel, loops)))
         packed = {each.packed.original: each.packed for each in nests if each.packed is not None}
         params = tuple(packed[b].buffer if b in packed else b for b in chain.params)

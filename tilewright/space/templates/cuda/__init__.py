@@ -5,10 +5,12 @@ from tilewright.space.templates.cuda.attention import TensorCoreAttention
 from tilewright.space.templates.cuda.chain import TensorCoreChain
 from tilewright.space.templates.cuda.matmul import TensorCores
 from tilewright.space.templates.cuda.matmul_reduction import TensorMatmulReduction
+from tilewright.space.templates.cuda.norms import TensorCoreNorm
 
 TEMPLATES: tuple[Template, ...] = (
     TensorCores(),
     TensorMatmulReduction(),
     TensorCoreAttention(),
     TensorCoreChain(),
+    TensorCoreNorm(),
 )

@@ -16,7 +16,7 @@ from itertools import pairwise
 
 from tilewright import te
 from tilewright.dtypes import DType
-from tilewright.graph.chain import Refused
+from tilewright.graph.chain import NORMS, Refused
 from tilewright.hw.gpu import GpuMachine
 from tilewright.loops.formula import Formula
 from tilewright.loops.gpu.chain import (
@@ -180,7 +180,9 @@ class TensorCoreChain:
         return None if isinstance(found, Refused) else AppliedChain(found, work.machine)
 
     def refusal(self, work: GpuWork) -> str | None:
-        """Why it does not compute a task; None if it does."""
+        """Why it does not compute a task; None if it does, or if a template for norms has the reason."""
+        if any(node.op in NORMS for node in work.task.graph.nodes()):
+            return None
         found = chain_work(work)
         if isinstance(found, Refused):
             return found.reason

@@ -1,0 +1,52 @@
+"""A norm of the rows of a block, as a stage of `chain.py`: what it costs, and the scratch memory that it needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from tilewright import te
+from tilewright.dtypes import DType
+from tilewright.hw import CpuMachine
+from tilewright.loops.formula import Formula
+from tilewright.loops.row_plan import row_plan_of
+from tilewright.space.row_norm import RowNorm, instructions
+from tilewright.space.template import Terms
+from tilewright.support.arith import ceil_div
+
+_ACROSS = 25.0  # cycles until the lanes of a reduction are one value
+
+
+@dataclass(frozen=True)
+class BlockNorm:
+    norm: RowNorm
+    machine: CpuMachine
+
+    @property
+    def formula(self) -> Formula:
+        return self.norm.formula
+
+    @cached_property
+    def scratch_bytes(self) -> int:
+        """Bytes of the values that a pass keeps for the result."""
+        kept = row_plan_of(self.formula, self.machine, on_chip=True).kept
+        return 0 if kept is None else kept.buffer.size * kept.buffer.dtype.bytes
+
+    @cached_property
+    def terms(self) -> Terms:
+        """Of all rows of the block. The first pass brings them into L1."""
+        norm, bodies = self.norm, [reduction.body for reduction in self.formula.reductions]
+        vectors = float(norm.count * ceil_div(norm.length, self.machine.lanes(DType.F32)))
+        work = sum(instructions(body) + 1 for body in bodies) + instructions(self.formula.value)
+        loads = sum(len(_of_elements(expr)) for expr in (*bodies, self.formula.value))
+        return Terms(
+            arithmetic=vectors * work,
+            loads=vectors * loads,
+            stores=vectors,
+            branches=float(norm.count * (norm.passes + 1)),
+            scalar=_ACROSS * norm.count * norm.passes,
+        )
+
+
+def _of_elements(expr: te.Expr) -> set[te.Load]:
+    return {load for load in te.loads(expr) if load.indices}

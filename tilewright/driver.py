@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -183,10 +184,7 @@ def compile(
 
     The result is called like the model, with torch tensors (of the target's device) or NumPy arrays.
     """
-    options = CompileOptions(
-        target, effort, budget, seed, search, cost_model, allocation, partition, lock, db, numerics, threads
-    )
-    options.check()
+    options = CompileOptions.among(locals())
     if dynamic and lock is not None:
         raise OptionError(
             "a lock file covers a single input signature, and dynamic=True compiles several",
@@ -242,10 +240,7 @@ def compile_all(
 
     The other options are those of `compile`.
     """
-    options = CompileOptions(
-        target, effort, budget, seed, search, cost_model, allocation, partition, lock, db, numerics, threads
-    )
-    options.check()
+    options = CompileOptions.among(locals())
     goals = {
         "objective": objective != "sum",
         "latency": latency is not None,
@@ -359,8 +354,8 @@ def _build_and_load(
 
     def again(other: Target) -> CompiledModel:
         """Compile for another machine of the same kind, and keep the choices made here that are legal there."""
-        there = Settings(
-            other, settings.numerics, settings.threads, trace=settings.trace, partition=settings.partition
+        there = replace(
+            settings, target=other, tuning=replace(settings.tuning, effort="none"), lock=None, runner=None
         )
         cut = cut_into_tasks(imported, there)
         chosen = choose_implementations(there, [cut])
@@ -403,10 +398,7 @@ def check_passes(
     The pipeline runs up to the tasks, with the decisions that `compile` makes with these options. `inputs` are arrays
     for the graph's inputs, in order.
     """
-    options = CompileOptions(
-        target, partition=partition, lock=lock, db=db, numerics=numerics, threads=threads
-    )
-    options.check()
+    options = CompileOptions.among(locals())
     model = frontend.opened(model)
     with options.resolved(model, example_inputs, trace=trace) as settings:
         imported = frontend.import_model(model, example_inputs)

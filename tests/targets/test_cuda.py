@@ -111,6 +111,55 @@ def test_libraries_are_steps_between_kernels() -> None:
     model.plan.validate()
 
 
+class Heads(nn.Module):
+    """Attention over heads of this width."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(64, 2 * width) for _ in range(3))
+        self.last, self.width = nn.Linear(2 * width, 64), width
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        split = (*x.shape[:2], 2, self.width)
+        q, k, v = (layer(x).view(split).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        found = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.last(found.transpose(1, 2).reshape(*x.shape[:2], -1))
+
+
+class KeysInColumns(nn.Module):
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(q, k.transpose(2, 3), v)
+
+
+def tasks_of(model: nn.Module, *inputs: torch.Tensor, trace: Trace | None = None) -> list[str]:
+    """The labels of the tasks for a GPU without libraries, each of which has a kernel."""
+    imported = frontend.import_model(model.to(inputs[0].dtype).eval(), inputs)
+    partition = CudaTarget(H200).partition(imported, "fast", trace or Trace.off())
+    assert all(choose(Work(task, H200)) for task, _ in partition.tasks().values())
+    return [task.label for task, _ in partition.tasks().values()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_rewrites_run_once_whether_attention_has_a_kernel_or_not(dtype: torch.dtype) -> None:
+    """Without libraries, there is none for float32."""
+    trace = Trace()
+    labels = tasks_of(Attends(), torch.randn(2, 16, 64, dtype=dtype), trace=trace)
+    assert sum(event.name == "rewrites" for event in trace.events) == 1
+    assert ("attention" in " ".join(labels)) == (dtype is torch.float16)
+
+
+def test_an_attention_without_a_kernel_leaves_the_others_whole() -> None:
+    labels = tasks_of(nn.Sequential(Heads(32), Heads(256)), torch.randn(2, 48, 64, dtype=torch.float16))
+    assert sum("attention" in label for label in labels) == 1
+    assert any("softmax" in label for label in labels)
+
+
+def test_movement_that_no_attention_kernel_takes_is_a_kernel_of_its_own() -> None:
+    q, v = (torch.randn(2, 3, 48, 32, dtype=torch.float16) for _ in range(2))
+    labels = tasks_of(KeysInColumns(), q, q.transpose(2, 3).contiguous(), v)
+    assert sorted(labels) == ["attention", "permute"]
+
+
 def test_saved_and_refused_without_a_gpu(tmp_path: Path) -> None:
     model = compile_imported(small(), CudaTarget(WITH_LIBRARIES))
     model.save(tmp_path / "model.tw")  # planned again, without libraries

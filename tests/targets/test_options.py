@@ -22,7 +22,6 @@ from tilewright.tune.effort import KNOWN, Tuning
 
 @pytest.mark.parametrize("function", [compile, compile_all])
 def test_the_record_has_the_order_and_the_defaults_of_the_signatures(function: Callable[..., Any]) -> None:
-    """Both functions fill it by position."""
     names = [each.name for each in fields(CompileOptions)]
     parameters = inspect.signature(function).parameters
     assert [name for name in parameters if name in names] == names
@@ -33,8 +32,11 @@ def test_the_record_has_the_order_and_the_defaults_of_the_signatures(function: C
     assert MISSING not in usual.values()
 
 
-def test_the_command_line_passes_every_option() -> None:
-    assert set(BuildOptions().compiling) == {each.name for each in fields(CompileOptions)}
+def test_the_command_line_has_every_option() -> None:
+    usual = {each.name: each.default for each in fields(BuildOptions)}
+    for each in fields(CompileOptions):
+        assert usual[each.name] == each.default, each.name
+    assert CompileOptions(**BuildOptions(partition="greedy").compiling) == CompileOptions(partition="greedy")
 
 
 def test_options_are_resolved_once() -> None:

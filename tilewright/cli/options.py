@@ -188,21 +188,9 @@ class BuildOptions:
     @property
     def compiling(self) -> dict[str, Any]:
         """The arguments of `tilewright.compile`."""
-        names = (
-            "target",
-            "effort",
-            "budget",
-            "seed",
-            "search",
-            "cost_model",
-            "allocation",
-            "partition",
-            "lock",
-            "db",
-            "numerics",
-            "threads",
-        )
-        found = {name: getattr(self, name) for name in names}
+        from tilewright.targets.options import CompileOptions
+
+        found = {each.name: getattr(self, each.name) for each in fields(CompileOptions)}
         if self.effort == "none":  # the seed is that of a zoo model's weights
             found["seed"] = 0
         return found

@@ -80,20 +80,7 @@ def compile_for_devices(
         label: None if limit is None else parse_duration(limit, f"the budget of {label}")
         for label, limit in limits.items()
     }
-    options = CompileOptions(
-        None,
-        effort,
-        budget,
-        seed,
-        search,
-        cost_model,
-        allocation,
-        partition,
-        db=db,
-        numerics=numerics,
-        threads=threads,
-    )
-    options.check()
+    options = CompileOptions.among(locals())
     latencies = resolve_latency(latency, len(models))
     combine = resolve_objective(objective)
     imported = [

@@ -318,7 +318,7 @@ class Operator:
                 f"the reference of {self.name} returns {output.type!r}, and the shape rule says {result!r}",
                 where=location_of(self.reference),
             )
-        graph = Decompose(keeps_attention=False).run(found)
+        graph = Decompose().run(found)
         for node in graph.nodes():
             if node.is_constant and node.type.size > INLINE_LIMIT:
                 raise OperatorError(

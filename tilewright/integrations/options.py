@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +87,9 @@ class Options(CompileOptions):
 
     def compiled(self, model: ImportedModel, device: str) -> CompiledModel:
         def build(lock: Path | None) -> CompiledModel:
-            given = {each.name: getattr(self, each.name) for each in fields(CompileOptions)}
-            compiled: CompiledModel = driver.compile(
-                model, **{**given, "target": self.target_for(device), "lock": lock}
-            )
-            return compiled
+            options = replace(self, target=self.target_for(device), lock=lock)
+            with options.resolved(model) as settings:
+                return driver.run_pipeline(model, settings)
 
         return build(None) if self.lock is None else _lock_files.compiled(Path(self.lock), build)
 

@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tilewright.dtypes import DType
-from tilewright.graph.attention import fits_one_kernel
 from tilewright.graph.ir import Graph, Node, constant, rebuild, toposort
 from tilewright.graph.op import apply
 from tilewright.graph.tile_operator import inlined
@@ -39,7 +38,8 @@ class Decompose(Pass):
     name = "decompose"
     reaches = "decomposed"
 
-    keeps_attention: bool = False  # if it fits one kernel, which sums in its own order
+    # Whether one kernel computes this attention, in its own order of summation; None: all are decomposed.
+    keeps_attention: Callable[[Node], bool] | None = None
     # With 16-bit types, attention with at most this many queries is decomposed all the same: the single kernel first
     # converts all keys and values in scratch memory, which takes longer than the few queries do. Their scores are sums
     # over rows of keys as they are stored.
@@ -74,8 +74,8 @@ class Decompose(Pass):
         return rebuild(graph, rule)
 
     def _keeps(self, attention: Node) -> bool:
-        whole = self.keeps_attention and fits_one_kernel(attention)
-        return whole and not self._has_few_queries(attention)
+        keeps = self.keeps_attention
+        return keeps is not None and not self._has_few_queries(attention) and keeps(attention)
 
     def _has_few_queries(self, attention: Node) -> bool:
         return attention.dtype.is_half and attention.inputs[0].shape[-2] <= self.few_queries

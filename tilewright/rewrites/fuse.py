@@ -92,14 +92,18 @@ def fuse(
     prologues: bool = False,
     slices: bool = False,
     written: Collection[Node] = (),
+    alone: Collection[Node] = (),
 ) -> Fused:
     """The groups and views of a graph.
 
     Nodes in `materialised` get their own kernel even if they are reshapes (copies); so does every output that is not
     a reshape. No node in `written` is a view. `prologues`: contractions take producers; whether one kernel computes
     the whole group is decided later. `slices`: kernels can read at any offset, so a slice may be a view.
+    Attentions in `alone` take no movement.
     """
-    return _Fusion(graph, frozenset(materialised), prologues, slices, frozenset(written)).run()
+    return _Fusion(
+        graph, frozenset(materialised), prologues, slices, frozenset(written), frozenset(alone)
+    ).run()
 
 
 def fusion_of(node: Node) -> Fusion | None:
@@ -114,6 +118,7 @@ class _Fusion:
         prologues: bool,
         slices: bool,
         written: frozenset[Node],
+        alone: frozenset[Node],
     ) -> None:
         self.nodes = graph.nodes()
         self.users = graph.users()
@@ -122,6 +127,7 @@ class _Fusion:
         self.materialised = materialised
         self.prologues = prologues
         self.slices = slices
+        self.alone = alone
         self.kept = self.outputs | materialised | written
         self.group_of: dict[Node, Group] = {}
         self.views: dict[Node, Node] = {}
@@ -164,7 +170,7 @@ class _Fusion:
     def epilogue(self, anchor: Node) -> list[Node]:
         """The anchor and the longest chain of elementwise nodes after it, of which only the last is read outside."""
         if anchor.op == "attention":
-            readers = self.users[anchor] if anchor not in self.outputs else []
+            readers = self.users[anchor] if anchor not in self.outputs | self.alone else []
             return [anchor, *readers] if len(readers) == 1 and merges_heads(readers[0]) else [anchor]
         taken, best = [anchor], 1
         inside = {anchor}
@@ -263,7 +269,7 @@ class _Fusion:
     def readable(self, node: Node, group: Group) -> bool:
         """Whether the readers of `node` in `group` can take it as a formula instead of from memory."""
         if group.anchor is not None and group.anchor.op == "attention":
-            return node.op in ABSORBED
+            return node.op in ABSORBED and group.anchor not in self.alone
         if group.anchor is not None:
             if fusion_of(group.anchor) is Fusion.COMPLEX:
                 border = set(self.users[node]) == {group.anchor} and _pads(node, group.anchor)

@@ -40,6 +40,7 @@ def partition(
     prologues: bool = False,
     slices: bool = False,
     joins: bool = False,
+    computes_attention: Callable[[Task], bool] | None = None,
     costs: GroupCosts | None = None,
 ) -> Partition:
     """The calls that compute `graph`. The partition's own graph differs from it by copies for outputs.
@@ -49,10 +50,12 @@ def partition(
     - `prologues`: a product takes its producers.
     - `slices`: a contiguous slice is a view at an offset.
     - `joins`: reductions of a contraction's results are joined with it later.
+    - `computes_attention`: whether a kernel computes an attention with the movement around it; otherwise that is a
+      kernel of its own.
     - `costs`: choose the groups by dynamic programming over these times; None: greedily.
     """
     graph, copies, owners = _own_outputs(graph)
-    fused = found = fuse(graph, copies, prologues, slices, owners)
+    fused = found = _fused(graph, copies, prologues, slices, owners, computes_attention)
     if chains:
         fused = chained(graph, fused, lambda group: make_task(group)[0])
     if defers:
@@ -77,6 +80,26 @@ def partition(
         return replace(_made(graph, chosen, owners, report), rival=rival)
 
     return cut(costs)
+
+
+def _fused(
+    graph: Graph,
+    copies: Collection[Node],
+    prologues: bool,
+    slices: bool,
+    owners: Collection[Node],
+    computes_attention: Callable[[Task], bool] | None,
+) -> Fused:
+    fused = fuse(graph, copies, prologues, slices, owners)
+    if computes_attention is None:
+        return fused
+    alone = [
+        group.anchor
+        for group in fused.groups
+        if group.anchor is not None and group.anchor.op == "attention" and len(group.members) > 1
+        if not computes_attention(make_task(group)[0])
+    ]
+    return fuse(graph, copies, prologues, slices, owners, alone) if alone else fused
 
 
 def _made(graph: Graph, fused: Fused, owners: Mapping[Node, Node], report: FusionReport) -> Partition:

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from tilewright import knobs
-from tilewright.graph.ir import Graph
-from tilewright.graph.task import Partition
+from tilewright.graph.attention import fits_one_kernel
+from tilewright.graph.ir import Graph, Node
+from tilewright.graph.task import Partition, Task
 from tilewright.rewrites.base import Observer, Pass, run_passes
 from tilewright.rewrites.common_subexpressions import CommonSubexpressions
 from tilewright.rewrites.decompose import Decompose
 from tilewright.rewrites.fold_batch_norm import FoldBatchNorm
 from tilewright.rewrites.fold_constants import FoldConstants
 from tilewright.rewrites.fold_permute import FoldPermute
+from tilewright.rewrites.fuse import Group
 from tilewright.rewrites.layout import Layout
 from tilewright.rewrites.local import Judge
 from tilewright.rewrites.merge_branches import MergeBranches
 from tilewright.rewrites.merge_matmuls import MergeMatmuls
 from tilewright.rewrites.oracle import CostOracle, FewestBytes, GroupCosts
 from tilewright.rewrites.pad_channels import PadChannels
-from tilewright.rewrites.partition import kind_of, partition
+from tilewright.rewrites.partition import kind_of, make_task, partition
 from tilewright.rewrites.recognise_attention import RecogniseAttention
 from tilewright.rewrites.simplify import Simplify
 from tilewright.rewrites.split_reduction import SplitReduction
@@ -35,7 +37,8 @@ from tilewright.support.trace import Trace
 class Abilities:
     """The operations that the machine's kernels can compute."""
 
-    attention: bool = True
+    # Whether a kernel computes an attention, alone or with movement around it; None: wherever `fits_one_kernel`.
+    computes_attention: Callable[[Task], bool] | None = None
     chains: bool = True  # a depthwise convolution with the pointwise ones around it
     libraries: bool = False  # matmuls and convolutions use libraries, which support few epilogues
     half: bool = False  # 16-bit float arithmetic; otherwise 16-bit floats are computed in f32
@@ -62,7 +65,7 @@ def passes(
     """The passes; a comment gives the reason for each position. There is no dead-code elimination, because a graph is
     what its outputs reach. `oracle`: kernel times on the machine; None: bytes are counted."""
     simplify = Simplify(fast=numerics != "strict")
-    attention = numerics != "strict" and abilities.attention
+    attention = None if numerics == "strict" else _attention_kernels(abilities)
     return (
         # First, so that weights are folded in f32, and no other pass meets 16-bit arithmetic.
         *(() if abilities.half else (WidenHalf(rounds=numerics == "strict"),)),
@@ -76,7 +79,7 @@ def passes(
         *(() if numerics == "strict" else (MergeBranches(),)),
         # Before decompose, which keeps an attention whole: hand-written attention should become one too. After
         # simplify, which has turned transposed keys into a plain permute and division by a number into a product.
-        *((RecogniseAttention(),) if attention else ()),
+        *((RecogniseAttention(attention),) if attention else ()),
         # From here on, only operators that have a lowering.
         Decompose(
             keeps_attention=attention,
@@ -103,16 +106,21 @@ def passes(
         FoldConstants(),
         # Last, when weights are constants in the order in which their products read them. Merged first: channels of
         # the merged product may need no padding.
-        *_priced(oracle, abilities, attention, strict=numerics == "strict"),
+        *_priced(oracle, abilities, strict=numerics == "strict"),
     )
 
 
-def _priced(
-    oracle: CostOracle | None, abilities: Abilities, attention: bool, *, strict: bool
-) -> Sequence[Pass]:
+def _attention_kernels(abilities: Abilities) -> Callable[[Node], bool]:
+    computes = abilities.computes_attention
+    if computes is None:
+        return fits_one_kernel
+    return lambda node: fits_one_kernel(node) and computes(make_task(Group(node, node, [node]))[0])
+
+
+def _priced(oracle: CostOracle | None, abilities: Abilities, *, strict: bool) -> Sequence[Pass]:
     """The passes that compare the times of kernels before and after, as far as these are known."""
     if oracle is None:
-        return (MergeMatmuls(),) if attention and abilities.libraries else ()
+        return (MergeMatmuls(),) if abilities.libraries and not strict else ()
     judge = Judge(oracle, lambda graph: cut(graph, abilities))
     multiple = getattr(oracle, "channel_multiple", None)
     # The products of padded channels, +0, make a sum of -0 +0, which `strict` does not allow.
@@ -131,6 +139,7 @@ def cut(graph: Graph, abilities: Abilities, costs: GroupCosts | None = None) -> 
         prologues=abilities.prologues,
         slices=abilities.slices,
         joins=abilities.joins_reductions,
+        computes_attention=abilities.computes_attention,
         costs=costs,
     )
 

@@ -13,7 +13,7 @@ that overflow to -inf for every key of a query are not detected.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,7 +29,10 @@ _AS_GOOD_AS_NEVER = -1e30  # a score so low that its weight is 0 next to any oth
 
 @dataclass(frozen=True)
 class RecogniseAttention(Pass):
+    """`has_kernel`: whether one kernel computes this attention."""
+
     name = "recognise-attention"
+    has_kernel: Callable[[Node], bool] = fits_one_kernel
 
     def run(self, graph: Graph) -> Graph:
         uses = {node: len(users) for node, users in graph.users().items()}
@@ -41,7 +44,8 @@ class RecogniseAttention(Pass):
             same = all(a is b for a, b in zip(operands, node.inputs, strict=True))
             kept = node if same else replace(node, inputs=operands)
             found = _attention(kept, single)
-            result = kept if found is None else replace(found, name=node.name)
+            known = found is not None and self.has_kernel(found)
+            result = replace(found, name=node.name) if found is not None and known else kept
             if uses[node] == 1:
                 single.add(result)
             return result
@@ -78,7 +82,7 @@ def _attention(node: Node, single: set[Node]) -> Node | None:
         operands.append(_blind_rows_are_nan(total))
     source = scores.product.source | weights.source | node.source
     result = apply("attention", *operands, causal=False, scale=scores.scale, source=source)
-    return result if result.type == node.type and fits_one_kernel(result) else None
+    return result if result.type == node.type else None
 
 
 def _scores(node: Node, single: set[Node]) -> _Scores | None:

@@ -21,10 +21,8 @@ from tilewright.runtime.cuda.executor import GpuExecutor
 from tilewright.runtime.cuda.model import GpuModel
 from tilewright.runtime.model import CompiledModel
 from tilewright.runtime.ports import torch_module
-from tilewright.space.template import Work
 from tilewright.support.trace import Trace
-from tilewright.targets.target import DYNAMIC, Cutting, Target, computed
-from tilewright.tune.choose import best_of
+from tilewright.targets.target import DYNAMIC, Cutting, Target
 from tilewright.tune.oracle import PredictedCosts
 
 _ABILITIES = Abilities(
@@ -78,26 +76,17 @@ class CudaTarget:
             libraries=libraries,
             joins_reductions=self.joins_reductions(),
             pads=cutting.pads,
+            computes_attention=oracle.can_compute,
         )
-
-        def cut(abilities: Abilities) -> Partition:
-            return run_pipeline(
-                imported.graph,
-                trace,
-                numerics=numerics,
-                oracle=oracle,
-                abilities=abilities,
-                observe=observe,
-                costs=cutting.costs(self.machine, numerics),
-            )
-
-        found = cut(abilities)
-        tasks = (task for task, _ in computed(found).values())
-        if all(best_of(Work(task, self.machine, numerics)) is not None for task in tasks):
-            return found
-        return cut(
-            replace(abilities, attention=False)
-        )  # some attention has neither a kernel nor a library call
+        return run_pipeline(
+            imported.graph,
+            trace,
+            numerics=numerics,
+            oracle=oracle,
+            abilities=abilities,
+            observe=observe,
+            costs=cutting.costs(self.machine, numerics),
+        )
 
     def joins_reductions(self) -> bool:
         return True

@@ -55,7 +55,8 @@ class Settings:
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """The options that `compile` and `compile_all` share, in the order of their signatures."""
+    """The options that `compile`, `compile_all`, the command line and the `torch.compile` backend share, in the order
+    of the signatures."""
 
     target: str | CpuMachine | GpuMachine | GemminiMachine | None = None
     effort: str = "none"
@@ -69,6 +70,15 @@ class CompileOptions:
     db: str | Path | None = None
     numerics: str | None = None
     threads: int | None = None
+
+    @staticmethod
+    def among(arguments: Mapping[str, Any]) -> CompileOptions:
+        """The options among the arguments of a call, checked. A function that takes options passes its `locals()`, so
+        that their names are in its signature only."""
+        names = {each.name for each in fields(CompileOptions)}
+        options = CompileOptions(**{name: given for name, given in arguments.items() if name in names})
+        options.check()
+        return options
 
     def check(self) -> None:
         """Raise OptionError for a value that no compilation can use; callers use it before they start long work."""

@@ -82,7 +82,7 @@ def at_random(part: str, fold: int, seed: int, table: Table) -> Score:
     return Score(
         part, "random", fold, seed, table.name, kind_of(table), table.family, float(np.mean(tops)),
         float(np.mean(eights)), 0.5, best, float(np.mean(firsts)),
-        float(np.mean([seconds[draw].min() for draw in draws])),
+        float(np.mean([seconds[draw].min() for draw in draws])), machine=table.machine,
     )  # fmt: skip
 
 

@@ -168,116 +168,130 @@ def share(seconds: np.ndarray, chosen: list[int]) -> float:
     return float(np.nanmin(seconds) / np.nanmin(tried)) if np.isfinite(tried).any() else 0.0
 
 
+# -- what is known, and trees that learn it ---------------------------------------------------------------------------
+
+
+class Known:
+    """The configs of the other GPUs that a trial knows, and those of the new one that it measures at random."""
+
+    def __init__(self, kernel: Kernel, gpu: str, known: int, seed: int) -> None:
+        rng = np.random.default_rng((seed, known))
+        self.kernel, self.gpu, self.seed = kernel, gpu, seed
+        self.seconds = kernel.seconds[gpu]
+        others = [other for other in kernel.seconds if other != gpu]
+        self.others = {other: np.sort(rng.permutation(len(kernel.configs))[:known]) for other in others}
+        self.random = rng.permutation(len(kernel.configs))[:MEASURED].tolist()
+
+    def trees(self, measured: list[int], *, sees_machine: bool = False) -> np.ndarray:
+        """Log seconds of all configs on the new GPU, up to a constant, by trees that also learn from those that were
+        measured there."""
+        import lightgbm
+
+        everything = self._knobs
+        query = self._rows(everything, self.gpu, sees_machine)
+        parts = []
+        for on, at in [*self.others.items(), (self.gpu, np.array(measured, int))]:
+            at = at[np.isfinite(self.kernel.seconds[on][at])]
+            if len(at):
+                logs = np.log(self.kernel.seconds[on][at])
+                weight = np.full(len(at), 8.0 if on == self.gpu else 1.0)
+                parts.append((self._rows(everything[at], on, sees_machine), logs - logs.mean(), weight))
+        rows, targets, weights = (np.concatenate(each) for each in zip(*parts, strict=True))
+        options = {"objective": "regression", "num_leaves": 31, "learning_rate": 0.05, "min_data_in_leaf": 5,
+                   "verbose": -1, "num_threads": 1, "seed": self.seed, "deterministic": True}  # fmt: skip
+        data = lightgbm.Dataset(rows, targets, weight=weights)
+        return np.asarray(lightgbm.train(options, data, 300).predict(query))
+
+    @cached_property
+    def _knobs(self) -> np.ndarray:
+        names = [knob.name for knob in self.kernel.space.knobs]
+        return np.array([[dict(config.values)[n] for n in names] for config in self.kernel.configs], float)
+
+    def _rows(self, knobs: np.ndarray, on: str, sees_machine: bool) -> np.ndarray:
+        return np.hstack([knobs, np.tile(GPUS[on].features(), (len(knobs), 1))]) if sees_machine else knobs
+
+
 # -- the attention model ----------------------------------------------------------------------------------------------
 
 
-def attention(kernel: Kernel, gpu: str, known: int, seed: int, device: str) -> Trial:
+def attention(kernel: Kernel, gpu: str, known: int, seed: int, device: str) -> list[Trial]:
+    """The network averaged with trees, as the model is, and the network alone."""
     begin = time.monotonic()
-    rng = np.random.default_rng((seed, known))
-    others = [other for other in kernel.seconds if other != gpu]
-    tables = []
-    for other in others:
-        at = np.sort(rng.permutation(len(kernel.configs))[:known])
-        tables.append(kernel.table(other, at, kernel.seconds[other][at]))
+    what = Known(kernel, gpu, known, seed)
+    tables = [kernel.table(other, at, kernel.seconds[other][at]) for other, at in what.others.items()]
     settings = TrainingSettings(
-        steps=STEPS[known], tables=4, configs=min(known, 128), rate=2e-3, decay=0.05, dropout=0.0, ranking=1.0,
+        steps=STEPS[known], tables=4, configs=min(known, 64), rate=2e-3, decay=0.05, dropout=0.0, ranking=1.0,
         absolute=0.0, seed=seed, levels=("machine", "terms", "knob"), residual=False,
         trees=0,
     )  # fmt: skip
-    nets = [
-        AttentionNetwork(
-            train(tables, TrainingSettings(**{**settings.__dict__, "seed": 10 * seed + n}), device=device),
-            settings.levels,
-        )
-        for n in range(NETWORKS)
-    ]
+    net = AttentionNetwork(train(tables, settings, device=device), settings.levels)
     everything = np.arange(len(kernel.configs))
     # How each config would do on the new GPU, and if this GPU were like each of the others.
     scenarios, rows, valid = [], None, None
-    for like in (gpu, *others):
+    for like in (gpu, *what.others):
         tokens = kernel.table(like, everything, np.ones(len(everything))).tokens
-        outs = [net(tokens) for net in nets]
-        scenarios.append(np.mean([out.members.mean(axis=0) for out in outs], axis=0))
+        out = net(tokens)
+        scenarios.append(out.members.mean(axis=0))
         if like == gpu:
-            rows = similarity_rows(tokens, np.concatenate([out.members for out in outs]))
-            valid = np.mean([out.valid for out in outs], axis=0)
+            rows, valid = similarity_rows(tokens, out.members), out.valid
     assert rows is not None and valid is not None
-    stacked_up = np.array(scenarios) - 0.5 * np.log(np.clip(valid, 0.05, 1.0))
-    emphasis = [len(others) * 1.0, *[1.0] * len(others)]
-    seconds = kernel.seconds[gpu]
-    first = portfolio(stacked_up, emphasis, TRIED)
-    own = np.average(stacked_up, axis=0, weights=emphasis)
-    random = rng.permutation(len(kernel.configs))[:MEASURED].tolist()
-    after = chosen_after(own, rows, seconds, random, TRIED)
-    half = portfolio(stacked_up, emphasis, MEASURED // 2)
-    rest = chosen_after(own, rows, seconds, half, MEASURED // 2)
-    return Trial(
-        kernel.name, gpu, known, seed, "attention", share(seconds, first), share(seconds, [*random, *after]),
-        share(seconds, [*half, *rest]), time.monotonic() - begin,
-    )  # fmt: skip
+    alone = np.array(scenarios) - 0.5 * np.log(np.clip(valid, 0.05, 1.0))
+    emphasis = [len(what.others) * 1.0, *[1.0] * len(what.others)]
+
+    def with_trees(predicted: np.ndarray, part: float, measured: list[int]) -> np.ndarray:
+        centred = predicted - predicted.mean(axis=-1, keepdims=True)
+        return centred + part * (what.trees(measured) - centred) if part else centred
+
+    def chosen_next(part: float, measured: list[int], count: int) -> list[int]:
+        own = np.average(alone, axis=0, weights=emphasis)
+        own = with_trees(own + corrected(own, rows, what.seconds, measured), part, measured)
+        return [int(at) for at in np.argsort(own, kind="stable") if at not in set(measured)][:count]
+
+    trained, found = time.monotonic() - begin, []
+    for method, part in (("attention", 0.5), ("attention: its network alone", 0.0)):
+        begin = time.monotonic()
+        zero = with_trees(alone, part, [])
+        first, half = (portfolio(zero, emphasis, count) for count in (TRIED, MEASURED // 2))
+        after, rest = chosen_next(part, what.random, TRIED), chosen_next(part, half, MEASURED // 2)
+        found.append(
+            Trial(
+                kernel.name, gpu, known, seed, method, share(what.seconds, first),
+                share(what.seconds, [*what.random, *after]), share(what.seconds, [*half, *rest]),
+                trained + time.monotonic() - begin,
+            )
+        )  # fmt: skip
+    return found
 
 
-def chosen_after(
-    predicted: np.ndarray, rows: np.ndarray, seconds: np.ndarray, measured: list[int], count: int
-) -> list[int]:
-    """The next configs, after the model has adapted to those that were measured."""
+def corrected(
+    predicted: np.ndarray, rows: np.ndarray, seconds: np.ndarray, measured: list[int]
+) -> np.ndarray:
+    """What the model corrects its predictions by, after it has adapted to the configs that were measured."""
     ran = [at for at in measured if np.isfinite(seconds[at])]
     adaptation = NOTHING
     if ran:
         errors = np.log(seconds[ran]) - predicted[ran]
         errors = errors - np.median(errors)
         adaptation = Adaptation.of(rows[ran], errors, np.ones(len(ran)), np.ones(len(ran), bool))
-    correction, _ = adaptation.correction(rows)
-    order = np.argsort(predicted + correction, kind="stable")
-    return [int(at) for at in order if at not in set(measured)][:count]
+    return adaptation.correction(rows)[0]
 
 
 # -- baselines --------------------------------------------------------------------------------------------------------
 
 
 def boosted(kernel: Kernel, gpu: str, known: int, seed: int, sees_machine: bool) -> Trial:
-    import lightgbm
-
     begin = time.monotonic()
-    rng = np.random.default_rng((seed, known))
-    knobs = np.array(
-        [[dict(config.values)[knob.name] for knob in kernel.space.knobs] for config in kernel.configs], float
-    )
+    what = Known(kernel, gpu, known, seed)
 
-    def seen(some: np.ndarray, on: str) -> np.ndarray:
-        return np.hstack([some, np.tile(GPUS[on].features(), (len(some), 1))]) if sees_machine else some
+    def chosen_next(measured: list[int], count: int) -> list[int]:
+        order = np.argsort(what.trees(measured, sees_machine=sees_machine), kind="stable")
+        return [int(at) for at in order if at not in set(measured)][:count]
 
-    rows, targets = [], []
-    for other in (each for each in kernel.seconds if each != gpu):
-        at = np.sort(rng.permutation(len(kernel.configs))[:known])
-        at = at[np.isfinite(kernel.seconds[other][at])]
-        logs = np.log(kernel.seconds[other][at])
-        rows.append(seen(knobs[at], other))
-        targets.append(logs - logs.mean())
-    random = rng.permutation(len(kernel.configs))[:MEASURED].tolist()
-    seconds = kernel.seconds[gpu]
-    query = seen(knobs, gpu)
-
-    def fitted(more: list[int]) -> np.ndarray:
-        x, y, w = [*rows], [*targets], [np.ones(len(each)) for each in targets]
-        ran = [at for at in more if np.isfinite(seconds[at])]
-        if ran:
-            logs = np.log(seconds[ran])
-            x.append(query[ran])
-            y.append(logs - logs.mean())
-            w.append(np.full(len(ran), 8.0))
-        options = {"objective": "regression", "num_leaves": 31, "learning_rate": 0.05, "min_data_in_leaf": 5,
-                   "verbose": -1, "num_threads": 1, "seed": seed, "deterministic": True}  # fmt: skip
-        data = lightgbm.Dataset(np.vstack(x), np.concatenate(y), weight=np.concatenate(w))
-        return np.asarray(lightgbm.train(options, data, 300).predict(query))
-
-    zero = np.argsort(fitted([]), kind="stable").tolist()
-    after = [at for at in np.argsort(fitted(random), kind="stable").tolist() if at not in set(random)]
-    half = zero[: MEASURED // 2]
-    rest = [at for at in np.argsort(fitted(half), kind="stable").tolist() if at not in set(half)]
+    first, half = chosen_next([], TRIED), chosen_next([], MEASURED // 2)
+    after, rest = chosen_next(what.random, TRIED), chosen_next(half, MEASURED // 2)
     return Trial(
-        kernel.name, gpu, known, seed, TREES[sees_machine], share(seconds, zero[:TRIED]),
-        share(seconds, [*random, *after[:TRIED]]), share(seconds, [*half, *rest[: MEASURED // 2]]),
+        kernel.name, gpu, known, seed, TREES[sees_machine], share(what.seconds, first),
+        share(what.seconds, [*what.random, *after]), share(what.seconds, [*half, *rest]),
         time.monotonic() - begin,
     )  # fmt: skip
 
@@ -310,11 +324,10 @@ def other_tables(kernel: Kernel, gpu: str) -> Trial:
 
 ALL_TABLES = "all tables of the others"
 TREES = ("boosted trees on knobs", "boosted trees on knobs and machine")
-STEPS = {50: 300, 100: 400, 300: 600}
-NETWORKS = 2
+STEPS = {50: 250, 100: 300, 300: 400}
 
 
-def _one(job: tuple[Path, str, str, int, int, str, str]) -> Trial:
+def _one(job: tuple[Path, str, str, int, int, str, str]) -> list[Trial]:
     folder, name, gpu, known, seed, method, device = job
     kernel = next(kernel for kernel in _kernels(folder) if kernel.name == name)
     if method == "attention":
@@ -324,10 +337,10 @@ def _one(job: tuple[Path, str, str, int, int, str, str]) -> Trial:
             torch.set_num_threads(1)
         return attention(kernel, gpu, known, seed, device)
     if method in TREES:
-        return boosted(kernel, gpu, known, seed, method == TREES[True])
+        return [boosted(kernel, gpu, known, seed, method == TREES[True])]
     if method == "random":
-        return random_choice(kernel, gpu, known, seed)
-    return other_tables(kernel, gpu)
+        return [random_choice(kernel, gpu, known, seed)]
+    return [other_tables(kernel, gpu)]
 
 
 _CACHE: dict[Path, list[Kernel]] = {}
@@ -427,10 +440,11 @@ def main() -> None:
         try:
             done = as_completed(futures, timeout=options.seconds - (time.monotonic() - begin))
             for future in done:
-                trials.append(future.result())
+                found = future.result()
+                trials += found
                 if options.log:
                     with options.log.open("a") as file:
-                        file.write(json.dumps(trials[-1].__dict__) + "\n")
+                        file.write("".join(json.dumps(trial.__dict__) + "\n" for trial in found))
         except TimeoutError:
             print(f"{len(trials)} trials are done, and no time is left for the others", flush=True)
             _write(options, trials)

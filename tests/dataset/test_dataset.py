@@ -15,16 +15,17 @@ import pytest
 
 from tests.machines import ICE_LAKE
 from tilewright.cost.analytical import Analytical
+from tilewright.cost.forest import Forest
 from tilewright.dataset.collect import collect
 from tilewright.dataset.sample import sample
 from tilewright.dataset.split import clusters, families, folds
 from tilewright.dataset.stats import stats
 from tilewright.dataset.store import Writer, merge, read
-from tilewright.dataset.tables import Table, tables_of
+from tilewright.dataset.tables import Table, label, tables_of
 from tilewright.dataset.tasks import F32, SUITES, TaskSource, conv, gemm
 from tilewright.dataset.train import TrainingSettings, about, predicted, train
 from tilewright.db.record import Record
-from tilewright.errors import DatasetError
+from tilewright.errors import DatasetError, MissingDependencyError
 from tilewright.hw import host
 from tilewright.space.candidates import Candidates
 from tilewright.space.template import Work
@@ -134,6 +135,23 @@ def test_records_that_cannot_be_learned_from_are_left_out_with_their_reasons(som
     assert len(table.configs) == len(some) - 3 and table.known.sum() == len(some) - 4
 
 
+def test_a_label_is_the_time_of_an_undisturbed_call(some: list[Record]) -> None:
+    seconds = some[0].times[0]
+    disturbed = msgspec.structs.replace(
+        some[0], times=(seconds, seconds, 2 * seconds, 9 * seconds, 2 * seconds)
+    )
+    assert label(disturbed.times) == seconds == label((seconds,))
+    (quiet,), (loaded,) = (tables_of([first, *some[1:]])[0] for first in (some[0], disturbed))
+    np.testing.assert_array_equal(quiet.seconds, loaded.seconds)
+
+
+def test_tables_have_the_seconds_of_the_builds(some: list[Record]) -> None:
+    slow = [msgspec.structs.replace(r, build_seconds=0.5 + at) for at, r in enumerate(some)]
+    (table,) = tables_of(slow)[0]
+    wanted = {str(record.config): record.build_seconds for record in slow}
+    assert [wanted[str(config)] for config in table.configs] == table.builds.tolist()
+
+
 def made(*tasks: Work) -> list[Table]:
     found = []
     for work in tasks:
@@ -192,11 +210,24 @@ def test_training_finds_what_the_analytical_model_gets_wrong() -> None:
     tensors = train(tables, settings)
     said = predicted(tensors, test[0], settings) - np.log(test[0].seconds)
     assert np.std(said) < 0.8 * np.std(test[0].residuals)
+    forest = Forest.of(tensors)
+    assert forest is not None and forest.feature.shape[0] == settings.trees
     unchanged = train(tables, TrainingSettings(steps=0), start=tensors)  # what is kept was shrunk once
     for name, tensor in tensors.items():
         np.testing.assert_allclose(unchanged[name], tensor, rtol=1e-6)
+    assert Forest.of(train(tables, replace(settings, steps=0, trees=0), start=tensors)) is None
     with pytest.raises(DatasetError, match="nothing to learn from"):
         train([], settings)
+
+
+def test_training_without_lightgbm_names_the_extra(
+    some: list[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setattr("tilewright.dataset.forest.lightgbm", lambda: None)
+    with pytest.raises(MissingDependencyError, match=r"needs LightGBM.*tune") as raised:
+        train(tables_of(some)[0], TrainingSettings(steps=1))
+    assert "pip install 'tilewright[tune]'" in str(raised.value)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no safe path")

@@ -3,7 +3,8 @@
     tokens --(two layers for each level)--> vectors of 64 --(2 x self-attention and a two-layer network)--> vectors
     mean of the vectors and the vector of the terms --> 4 members, each a residual of log seconds; validity
 
-The members share everything but their heads, so that they agree near the training data and differ far from it.
+The members share everything but their heads, so that they agree near the training data and differ far from it. If the
+weights have trees (`forest.py`), each member is averaged with them: trees and attention err on different tasks.
 `dataset/train.py` has the same network in PyTorch; a test compares the two.
 """
 

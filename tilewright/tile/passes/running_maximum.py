@@ -1,35 +1,38 @@
 """A running maximum rescales what has been added up once for several iterations of its loop.
 
-    for %i in range(0, %n, 8) carrying %best, %total:      for %i in range(0, %n - %n % 32, 32) carrying %best, %total:
-      %x = <%i>                                              %x0 = <%i>   %x1 = <%i + 8>   %x2 = ...   %x3 = ...
-      %now = max %best, %x                            ->     %now = max %best, %x0, %x1, %x2, %x3
-      %total = %total * exp(%best - %now)                    %total = %total * exp(%best - %now)
-               + exp(%x - %now)                                       + exp(%x0 - %now) + ... + exp(%x3 - %now)
-      yield %now, %total                                     yield %now, %total
-                                                           and the loop as it was for the iterations that are left
+    for %i in range(0, %n, 8)               the first iteration as it is; then
+        carrying %best, %total:             for %g in range(8, %n, 128) carrying %best, %total:
+      %x = <%i>                               for %i in range(%g, min(%g + 128, %n), 8) carrying %now = %best:
+      %now = max %best, %x            ->        %now = max %now, <%i>
+      %total = %total * exp(%best - %now)     %start = %total * exp(%best - %now)
+               + exp(%x - %now)               for %i in the same range carrying %total = %start:
+      yield %now, %total                        %total = %total + exp(<%i> - %now)
+                                              yield %now, %total
 
-The other form has one number for a whole tile: a maximum %best, reduce {max} %x, and the sum of exp(%x - %now). Both
-are NaN where the loop as written makes one of -inf - -inf: when the maximum is -inf after one iteration. This is for
-processors, where an exponential takes a dozen instructions.
+The other form has one number for a whole tile: a maximum %best, reduce {max} %x, and the sum of exp(%x - %now); then
+the inner loops carry tiles, which are reduced after them. What is NaN in the loop as written is NaN here: by an element
+that is NaN or inf in any iteration, by -inf - -inf only in the first one. This is for processors: an exponential takes
+them a dozen instructions, and what the second inner loop reads again is in L1.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tilewright.support.source import SourceLocation
+from tilewright.dtypes import DType
 from tilewright.tile.ir import Block, For, Node, Op, TileProgram, TileType, Value, While
 from tilewright.tile.op import Effect
 from tilewright.tile.ops import OPS
 from tilewright.tile.passes.exponents import puts_back, through_views
 from tilewright.tile.passes.rewrite import Rewriter
 
-_TOGETHER = 4  # iterations
-_LARGEST = 1 << 30  # of steps: then no number of the new loop's bounds wraps around
-_BYTES = 1 << 15  # of the tiles of these iterations: they may be kept on the stack, and are read twice
+_TOGETHER = 16  # iterations, if the tiles are small
+_BYTES = 1 << 14  # of the tiles of these iterations at most: they are read twice
+_LARGEST = 1 << 30  # of steps: then no number of the new loops' bounds wraps around
 _HARMLESS = (Effect.PURE, Effect.READ)
 _LARGE = frozenset(["dot", "sort", "cumsum", "reshape", "join", "split", "flip"])  # which keep what they make
 
@@ -74,10 +77,14 @@ class _Grouping(Rewriter):
         if not isinstance(made, For):
             return (made,)
         lower, step = (self.constants.get(each) for each in (made.lower, made.step))
-        if lower is None or lower < 0 or step is None or not 0 < step * _TOGETHER < _LARGEST:
+        if lower is None or step is None or not (0 <= lower < _LARGEST and 0 < step * _TOGETHER < _LARGEST):
             return (made,)
         carried = _carried(made)
-        return (made,) if carried is None else _Grouped(made, step).nodes(carried)
+        if carried is None:
+            return (made,)
+        size = sum(_bytes(each.tile) for each in carried if isinstance(each, _Maximum))
+        together = min(_TOGETHER, _BYTES // size)
+        return (made,) if together < 2 else _Grouped(made, carried, step * together).nodes()
 
 
 def _carried(loop: For) -> list[_Maximum | _Total] | None:
@@ -100,9 +107,7 @@ def _carried(loop: For) -> list[_Maximum | _Total] | None:
         totals = [_total(made, param, final, most) for most in maxima if param not in found]
         found.update((param, total) for total in totals if total is not None)
     is_whole = maxima and len(found) == len(params) and len(maxima) < len(params)
-    if not is_whole or any(_bytes(each.tile) * _TOGETHER > _BYTES for each in maxima):
-        return None
-    return [found[param] for param in params]
+    return [found[param] for param in params] if is_whole else None
 
 
 class _Dependence:
@@ -174,102 +179,135 @@ def _is_float(value: Value) -> bool:
 
 
 class _Grouped:
-    """The two loops that take the place of one."""
+    """The loops that take the place of one. `span`: what the index of the outer loop grows by."""
 
-    def __init__(self, loop: For, step: int) -> None:
-        self.loop, self.step = loop, step
+    def __init__(self, loop: For, carried: Sequence[_Maximum | _Total], span: int) -> None:
+        self.loop, self.span = loop, span
+        self.maxima = [each for each in carried if isinstance(each, _Maximum)]
+        self.totals = [each for each in carried if isinstance(each, _Total)]
         self.made = {op.results[0]: op for op in loop.body.nodes if isinstance(op, Op)}
-        self.where: SourceLocation | None = loop.where
+        self.nodes_here: list[Node] = []
 
-    def nodes(self, carried: Sequence[_Maximum | _Total]) -> list[Node]:
-        loop, before = self.loop, list[Node]()
-        kind = loop.upper.type
-        assert isinstance(kind, TileType)
-        by = self.emit(before, "constant", value=self.step * _TOGETHER, dtype=kind.dtype)
-        span = self.emit(before, "sub", self.emit(before, "max", loop.upper, loop.lower), loop.lower)
-        groups = self.emit(before, "mul", self.emit(before, "floordiv", span, by), by)
-        middle = self.emit(before, "add", loop.lower, groups)
+    def nodes(self) -> list[Node]:
+        loop = self.loop
+        middle = self.emit("add", loop.lower, loop.step)
         between = tuple(Value(each.type) for each in loop.results)
-        first = For(loop.lower, middle, by, loop.init, self.body(carried), between, loop.where)
-        return [*before, first, replace(loop, lower=middle, init=between)]
+        first = replace(loop, upper=self.emit("min", middle, loop.upper), results=between)
+        span = self.constant(self.span)
+        with self.inside() as nodes:
+            block = self.group(nodes, span)
+        rest = For(middle, loop.upper, span, between, block, loop.results, loop.where)
+        return [*self.nodes_here, first, rest]
 
-    def body(self, carried: Sequence[_Maximum | _Total]) -> Block:
-        nodes: list[Node] = []
-        params = tuple(Value(each.type, each.name) for each in self.loop.body.params)
-        index, same = params[0], dict(zip(self.loop.body.params, params, strict=True))
-        kind = index.type
-        assert isinstance(kind, TileType)
-        copies = [{**same}]
-        for number in range(1, _TOGETHER):
-            by = self.emit(nodes, "constant", value=number * self.step, dtype=kind.dtype)
-            copies.append({**same, self.loop.body.params[0]: self.emit(nodes, "add", index, by)})
-        maxima = [each for each in carried if isinstance(each, _Maximum)]
-        tiles = {most.param: [self.copied(nodes, most.tile, copy) for copy in copies] for most in maxima}
-        final: dict[Value, Value] = {}
-        started: dict[Value, Value] = {}  # the maxima after one iteration
-        for most in maxima:
-            best, (first, *others) = same[most.param], tiles[most.param]
-            if most.reduced is None:
-                started[most.param] = now = self.emit(nodes, "max", best, first)
-                for each in others:
-                    now = self.emit(nodes, "max", now, each)
-            else:
-                whole = first
-                for each in others:
-                    whole = self.emit(nodes, "max", whole, each)
-                attrs = most.reduced.settings
-                started[most.param] = self.emit(
-                    nodes, "max", best, self.emit(nodes, "reduce", first, **attrs)
-                )
-                now = self.emit(nodes, "max", best, self.emit(nodes, "reduce", whole, **attrs))
-            final[most.param] = now
-        for total in carried:
-            if isinstance(total, _Total):
-                inputs = same[total.param], tiles[total.most.param], final[total.most.param]
-                final[total.param] = self.summed(nodes, total, same, *inputs, started[total.most.param])
-        yields = tuple(final[param] for param in self.loop.body.params[1:])
-        return Block(params, tuple(nodes), yields)
+    def group(self, nodes: list[Node], span: Value) -> Block:
+        index, *params = (Value(each.type, each.name) for each in self.loop.body.params)
+        before = dict(zip(self.loop.body.params[1:], params, strict=True))
+        is_last = self.emit("le", self.emit("sub", self.loop.upper, index), span)
+        end = self.emit("select", is_last, self.loop.upper, self.emit("add", index, span))
+        after = self.most(index, end, before)
+        self.sums(index, end, before, after)
+        return Block((index, *params), tuple(nodes), tuple(after[param] for param in before))
 
-    def summed(
+    def most(self, first: Value, end: Value, before: Mapping[Value, Value]) -> dict[Value, Value]:
+        """The new maxima, by the parameters of the loop as written."""
+        starts = [
+            before[each.param] if each.reduced is None else self.filled(-math.inf, each.tile)
+            for each in self.maxima
+        ]
+
+        def step(copy: dict[Value, Value], carried: Sequence[Value]) -> list[Value]:
+            tiles = [self.copied(each.tile, copy) for each in self.maxima]
+            return [self.emit("max", *pair) for pair in zip(carried, tiles, strict=True)]
+
+        after: dict[Value, Value] = {}
+        for each, found in zip(self.maxima, self.inner(first, end, starts, step), strict=True):
+            if each.reduced is not None:
+                found = self.emit("reduce", found, **each.reduced.settings)
+                found = self.emit("max", before[each.param], found)
+            after[each.param] = found
+        return after
+
+    def sums(
+        self, first: Value, end: Value, before: Mapping[Value, Value], after: dict[Value, Value]
+    ) -> None:
+        """Adds the new sums to `after`."""
+        scaled, starts, shifts = [], list[Value](), list[Value]()
+        for each in self.totals:
+            best, now = before[each.most.param], after[each.most.param]
+            factor = self.power(best, now)
+            scaled.append(self.emit("mul", before[each.param], factor))
+            starts.append(scaled[-1] if each.reduced is None else self.filled(0.0, each.most.tile))
+            shift = self.made[each.power.operands[0]].operands[1]
+            shifts.append(self.copied(shift, {each.most.now.results[0]: now}))
+
+        def step(copy: dict[Value, Value], carried: Sequence[Value]) -> list[Value]:
+            found = []
+            for each, shift, total in zip(self.totals, shifts, carried, strict=True):
+                found.append(self.emit("add", total, self.power(self.copied(each.most.tile, copy), shift)))
+            return found
+
+        results = self.inner(first, end, starts, step)
+        for each, start, found in zip(self.totals, scaled, results, strict=True):
+            if each.reduced is not None:
+                found = self.emit("add", start, self.emit("reduce", found, **each.reduced.settings))
+            after[each.param] = found
+
+    def power(self, value: Value, most: Value) -> Value:
+        """exp(value - most), which is at most 1."""
+        below = self.emit("sub", value, most)
+        assert isinstance(below.type, TileType)
+        if below.type.dtype is not DType.F32:
+            return self.emit("exp", below)
+        scaled = self.emit("mul", below, self.filled(math.log2(math.e), below))
+        return self.emit("exp2_nonpositive", scaled)
+
+    def inner(
         self,
-        nodes: list[Node],
-        total: _Total,
-        same: Mapping[Value, Value],
-        before: Value,
-        tiles: Sequence[Value],
-        now: Value,
-        started: Value,
-    ) -> Value:
-        best = same[total.most.param]
-        shift = self.made[total.power.operands[0]].operands[1]
-        copy = {**same, total.most.now.results[0]: now}
-        most = self.copied(nodes, shift, copy)
-        powers = [self.emit(nodes, "exp", self.emit(nodes, "sub", tile, most)) for tile in tiles]
-        while len(powers) > 1:
-            pairs = zip(powers[::2], powers[1::2], strict=True)
-            powers = [self.emit(nodes, "add", *pair) for pair in pairs]
-        (added,) = powers
-        if total.reduced is not None:
-            added = self.emit(nodes, "reduce", added, **total.reduced.settings)
-        factor = self.emit(nodes, "exp", self.emit(nodes, "sub", best, now))
-        nan = self.emit(nodes, "sub", started, started)  # 0 unless it is infinite
-        scaled = self.emit(nodes, "mul", self.emit(nodes, "add", before, nan), factor)
-        return self.emit(nodes, "add", scaled, added)
+        first: Value,
+        end: Value,
+        starts: Sequence[Value],
+        step: Callable[[dict[Value, Value], Sequence[Value]], list[Value]],
+    ) -> tuple[Value, ...]:
+        """The results of a loop over a group's iterations."""
+        index = Value(first.type)
+        carried, results = (tuple(Value(each.type) for each in starts) for _ in range(2))
+        with self.inside() as nodes:
+            yields = step({self.loop.body.params[0]: index}, carried)
+        block = Block((index, *carried), tuple(nodes), tuple(yields))
+        where = self.loop.where
+        self.nodes_here.append(For(first, end, self.loop.step, tuple(starts), block, results, where))
+        return results
 
-    def copied(self, nodes: list[Node], value: Value, copy: dict[Value, Value]) -> Value:
+    @contextmanager
+    def inside(self) -> Iterator[list[Node]]:
+        """What is emitted meanwhile."""
+        outside, self.nodes_here = self.nodes_here, []
+        yield self.nodes_here
+        self.nodes_here = outside
+
+    def copied(self, value: Value, copy: dict[Value, Value]) -> Value:
         """The value computed again, with other values in place of those in `copy`."""
         op = self.made.get(value)
         if value in copy or op is None:
             return copy.get(value, value)
-        operands = tuple(self.copied(nodes, each, copy) for each in op.operands)
-        result = Value(value.type)
-        nodes.append(replace(op, operands=operands, results=(result,)))
-        copy[value] = result
-        return result
+        operands = tuple(self.copied(each, copy) for each in op.operands)
+        copy[value] = Value(value.type)
+        self.nodes_here.append(replace(op, operands=operands, results=(copy[value],)))
+        return copy[value]
 
-    def emit(self, nodes: list[Node], name: str, *operands: Value, **attrs: Any) -> Value:
+    def constant(self, number: int) -> Value:
+        kind = self.loop.upper.type
+        assert isinstance(kind, TileType)
+        return self.emit("constant", value=number, dtype=kind.dtype)
+
+    def filled(self, number: float, like: Value) -> Value:
+        assert isinstance(like.type, TileType)
+        scalar = self.emit("constant", value=number, dtype=like.type.dtype)
+        return self.emit("broadcast", scalar, shape=like.type.shape)
+
+    def emit(self, name: str, *operands: Value, **attrs: Any) -> Value:
         found = OPS[name].rule([each.type for each in operands], attrs)
         assert found is not None
         result = Value(found)
-        nodes.append(Op(name, operands, (result,), tuple(attrs.items()), self.where))
+        self.nodes_here.append(Op(name, operands, (result,), tuple(attrs.items()), self.loop.where))
         return result

@@ -428,6 +428,15 @@ def test_rule_permutes_stay_apart_from_contractions() -> None:
     assert broken(graph_of(linear(turned, 4))) == "no permute or gather with a contraction"
 
 
+def test_rule_a_returned_result_may_be_permuted() -> None:
+    """Its kernel stores in another order; a permute in between is a movement as any other."""
+    x = linear(x_input(4, 6), 4)
+    returned = apply("permute", x, axes=(1, 0))
+    assert broken(graph_of(returned)) is None
+    between = apply("softmax", returned, axis=1)
+    assert broken(graph_of(between)) == "no permute or gather with a contraction"
+
+
 def test_rule_nodes() -> None:
     x = x_input(4, 4)
     for number in range(2):

@@ -70,11 +70,17 @@ def _may_share(units: Sequence[Unit]) -> bool:
 
 def _reads_in_order(units: Sequence[Unit]) -> bool:
     """Whether no contraction gathers its operand. A separate movement is faster, for a reason that predictions do not
-    model."""
+    model. A permute of the result that the model returns is no such movement: only the order of the stores differs."""
     if len(units) == 1 or not any(unit.contractions for unit in units):
         return True
-    moves = [node.op for unit in units if not unit.contractions for node in unit.members]
+    inner = units[:-1] if _returns_permuted(units[-1]) else units
+    moves = [node.op for unit in inner if not unit.contractions for node in unit.members]
     return not any(op_of(op).fusion is Fusion.INJECTIVE and op not in _IN_ORDER for op in moves)
+
+
+def _returns_permuted(unit: Unit) -> bool:
+    """Whether it only permutes, into memory of its own."""
+    return unit.in_memory and all(node.op == "permute" for node in unit.members)
 
 
 def _pads_no_sum(units: Sequence[Unit]) -> bool:

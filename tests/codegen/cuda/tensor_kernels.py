@@ -17,6 +17,7 @@ from tests.space.templates.cuda.test_attention import Case as Attention
 from tests.space.templates.cuda.test_convolution import Case as Convolution
 from tests.space.templates.cuda.test_matmul_reduction import of_windows, over_columns, over_rows, pooled
 from tests.space.templates.cuda.test_prologue import converted, convolved, gated, transposed
+from tests.space.templates.cuda.test_stored_by_columns import convolved as stored_by_columns
 from tilewright.dtypes import DType
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
@@ -213,7 +214,13 @@ NORMS = [
     Kernel("norm-both", "norm", Norm(70, 64, 64, "rms_norm", "rms_norm", END).task, tile(64, 64, 64, 4, 1, 2)),
 ]  # fmt: skip
 
-KERNELS = [*NORMS, *CHAINS, *PRODUCTS, *CONVOLUTIONS, *COMPUTED, *SUMS, *ATTENTION]
+COLUMNS = [
+    Kernel("columns-conv", "product", lambda: stored_by_columns((2, 6, 8), 16, 24), SMALL, golden=True),
+    Kernel("columns-persistent", "product", lambda: stored_by_columns((3, 7, 5), 8, 33, more=True),
+           tile(32, 32, 32, 1, 2, 2, persistent=True), sms=2),
+]  # fmt: skip
+
+KERNELS = [*COLUMNS, *NORMS, *CHAINS, *PRODUCTS, *CONVOLUTIONS, *COMPUTED, *SUMS, *ATTENTION]
 # What has a near relative among the others; all are quick, but each is compiled.
 RELATED = {
     "norm-before-single",

@@ -103,13 +103,16 @@ MUTANTS = [
            "2 * step + part % 2"),
     Mutant("an intermediate result without its activation", "chain-conv", "both[e + v] = value[v]",
            "both[e + v] = sum[v]"),
+    # Results that are stored by columns.
+    Mutant("a run of a column too many", "columns-conv", "place_n < 24", "place_n <= 24"),
+    Mutant("the column beside it", "columns-conv", "i / 4 % 32", "i / 8 % 32"),
     # Norms.
     Mutant("no barrier behind the statistics", "norm-before", BARRIER, after="of_row1[sum_row] ="),
     Mutant("the statistics of another row", "norm-before", "outer + (m0 * -1)", "outer + (m0 * 0)"),
     Mutant("a row that some threads do not sum", "norm-before", "at_k += 4", "at_k += 8"),
     Mutant("a row beyond the end", "norm-before", "min(m0 + sum_row, 39)", "m0 + sum_row"),
     Mutant("no barrier before a norm of results", "norm-after", BARRIER, after="P::finish(shared"),
-    Mutant("a norm of rows beyond the end", "norm-after", "if (place_m < 40)", "if (place_m <= 40)", position=2),
+    Mutant("a norm of rows beyond the end", "norm-after", "if (place_m < 40)", "if (place_m <= 40)", position=3),
     # Attention.
     Mutant("no wait for keys", "attention-plain", WAIT, after=LOOP),
     Mutant("no barrier for keys", "attention-plain", BARRIER, after=LOOP),

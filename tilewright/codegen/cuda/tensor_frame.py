@@ -15,6 +15,9 @@ from tilewright.loops.gpu.chain import TensorChain
 from tilewright.loops.gpu.tensor import MatrixOperand, TensorGemm
 from tilewright.loops.gpu.thread_index import positions
 
+_ACROSS = (
+    4  # vectors along m that neighbouring threads write, if the result is stored by columns: whole sectors
+)
 _WRITTEN_AT_ONCE = 4  # vectors of a thread: what the epilogue reads is prefetched before the first is needed
 
 Kernel = TensorGemm | TensorAttention | TensorChain
@@ -91,6 +94,33 @@ def written(kernel: Kernel, size: tuple[int, int], tile: tuple[int, int], split:
         f"    const int place_m = m0 + sum_row, place_n = n0 / {lanes} + sum_vector;",
         f"    {'if (' + ' && '.join(guards) + ') ' if guards else ''}{{",
         emit_statement(kernel.write, kernel.params, indent=3).rstrip("\n"),
+        "    }",
+        "  }",
+    ]
+
+
+def written_across(gemm: TensorGemm) -> list[str]:
+    """The same for a result that is stored by columns: a few neighbouring threads write a run of a column, and the
+    others of a warp the columns beside it, which are in other banks of shared memory."""
+    t, lanes = gemm.tiles, gemm.lanes
+    high = t.bm // lanes
+    run = min(_ACROSS, high)
+    turns = -(-high * t.bn // t.threads)
+    guards = [
+        *([f"i < {high * t.bn}"] if high * t.bn % t.threads else []),
+        *([f"place_m < {gemm.m // lanes}"] if gemm.m % t.bm else []),
+        *([f"place_n < {gemm.n}"] if gemm.n % t.bn else []),
+    ]
+    return [
+        "  __syncthreads();",
+        f"#pragma unroll {min(turns, _WRITTEN_AT_ONCE)}",
+        f"  for (int turn = 0; turn < {turns}; ++turn) {{",
+        f"    const int i = turn * {t.threads} + threadIdx.x;",
+        f"    const int sum_row = i / {run * t.bn} * {run} + i % {run};",
+        f"    const int sum_vector = i / {run} % {t.bn};",
+        f"    const int place_m = m0 / {lanes} + sum_row, place_n = n0 + sum_vector;",
+        f"    {'if (' + ' && '.join(guards) + ') ' if guards else ''}{{",
+        emit_statement(gemm.write, gemm.params, indent=3).rstrip("\n"),
         "    }",
         "  }",
     ]

@@ -5,7 +5,14 @@ from __future__ import annotations
 from tilewright.codegen.cuda.build import GpuSource
 from tilewright.codegen.cuda.emit import emit_statement, emit_value
 from tilewright.codegen.cuda.scalars import c_type
-from tilewright.codegen.cuda.tensor_frame import batch_coordinates, bool_text, framed, matrix_type, written
+from tilewright.codegen.cuda.tensor_frame import (
+    batch_coordinates,
+    bool_text,
+    framed,
+    matrix_type,
+    written,
+    written_across,
+)
 from tilewright.codegen.cuda.tensor_norm import row_statistics, written_normalised
 from tilewright.loops.gpu.tensor import (
     ROW_PADDING,
@@ -64,7 +71,7 @@ def _at_once(gemm: TensorGemm) -> list[str]:
         return [*lines, *combine(gemm, gemm.reduced)]
     if gemm.normalised is not None:
         return [*lines, *written_normalised(gemm, gemm.normalised)]
-    return [*lines, *written(gemm, (gemm.m, gemm.n), (t.bm, t.bn), t.split)]
+    return [*lines, *_written(gemm, t.split)]
 
 
 def _in_turn(gemm: TensorGemm) -> list[str]:
@@ -99,10 +106,15 @@ def _in_turn(gemm: TensorGemm) -> list[str]:
         "    }",
         "  });",
         *_coord(gemm, "current"),
-        *written(gemm, (gemm.m, gemm.n), (t.bm, t.bn), 1),
+        *_written(gemm, 1),
         f"  if (number >= {gemm.tile_count}) break;",
         "  }",
     ]
+
+
+def _written(gemm: TensorGemm, split: int) -> list[str]:
+    t = gemm.tiles
+    return written_across(gemm) if gemm.across else written(gemm, (gemm.m, gemm.n), (t.bm, t.bn), split)
 
 
 def _sums(gemm: TensorGemm) -> str:

@@ -190,8 +190,10 @@ class NormalisedOutput:
 
 @dataclass(frozen=True)
 class TensorGemm:
-    """A GEMM. `write` has the free variables `coord_*`: the batch axes by name, `coord_m` the row of the result,
-    `coord_n` the index of its vector; `sum_row` and `sum_vector` are the same within the tile."""
+    """A GEMM. `write` has the free variables `place_*`: the batch axes by name, `place_m` the row of the result,
+    `place_n` the index of its vector; `sum_row` and `sum_vector` are the same within the tile. If the result is
+    stored by columns (`across`), vectors run along m: `place_m` and `sum_row` count them, `place_n` and
+    `sum_vector` are columns."""
 
     name: str
     params: tuple[Buffer, ...]
@@ -212,6 +214,7 @@ class TensorGemm:
     reduced: ReducedOutput | None = None  # if set, `write` is not used
     statistics: RowStatistics | None = None
     normalised: NormalisedOutput | None = None  # if set, `write` is not used
+    across: bool = False
 
     @property
     def step_m(self) -> int:

@@ -1,4 +1,5 @@
-"""Matmuls and convolutions on tensor cores, with any epilogue, and any prologue of both operands.
+"""Matmuls and convolutions on tensor cores, with any epilogue, and any prologue of both operands. A result is stored by
+rows or, as where a model returns an image with its channels first, by columns.
 
 Element types are 16-bit floats, 32-bit floats if they may be rounded ("tf32"), both with any transposition and
 alignment, and bytes if both operands have rows of k. Batches are supported; convolutions are channels-last with any
@@ -23,7 +24,7 @@ from tilewright.loops.gpu.tensor import (
     TensorGemm,
     WindowOperand,
 )
-from tilewright.loops.gpu.thread_index import at_positions, index_at_positions
+from tilewright.loops.gpu.thread_index import at_positions, index_at_positions, positions
 from tilewright.loops.ir import Buffer, Kind, Scope, Store, nest
 from tilewright.loops.tiling import with_results, with_values
 from tilewright.numerics import may_round_to_tf32
@@ -31,7 +32,7 @@ from tilewright.space.space import Config, Knob, Space
 from tilewright.space.template import Applied, GpuTerms, GpuWork
 from tilewright.space.templates.cuda.matrices import LANES, MatrixWork, matrix_work
 from tilewright.support.batch import Number, Truth, Values, least, nowhere, rounded, select
-from tilewright.te.index import linear
+from tilewright.te.index import linear, simplify
 
 NAME = "tensor-core-matmul"
 _STEP_BYTES = (64, 128)  # bytes of a row per step
@@ -47,6 +48,7 @@ _COPY, _GATHER = 4, 19  # instructions per copied chunk, and additional ones if 
 _ROUNDED = 5  # instructions per fragment of rounded elements
 _SINGLY = 3  # loads and stores per pair of elements that goes through registers
 _VECTOR_WIDTHS = 2  # bank conflicts when results are read from shared memory
+_COLUMNS = 4  # the same down the columns
 
 
 class TensorCores:
@@ -138,7 +140,7 @@ def is_legal(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> Truth
     legal = legal & (tiles.shared_bytes + table <= machine.shared_block)
     legal = legal & (fewest <= tiles.threads) & (tiles.threads <= _MAX)
     legal = legal & (copies_of(work, tiles) <= MAX_COPIES) & (registers_of(work, tiles) <= _MAX_REGISTERS)
-    may_split = (tiles.split <= steps) & _may_split(work, tiles, machine)
+    may_split = (tiles.split <= steps) & (not work.across) & _may_split(work, tiles, machine)
     legal = legal & ((tiles.split == 1) | may_split)
     return legal & select(tiles.persistent, _may_persist(work, tiles, machine), True)
 
@@ -217,6 +219,8 @@ class MatmulResult:
 
 
 def result_of(work: MatrixWork, tiles: MatrixTiles, lanes: int) -> MatmulResult:
+    if work.across:
+        return _result_across(work, tiles, lanes)
     formula = work.formula
     m, n, _ = work.sizes
     sums = Buffer("sums", _sums_dtype(work), tiles.bm * (tiles.bn + ROW_PADDING), Scope.SCRATCH)
@@ -229,6 +233,26 @@ def result_of(work: MatrixWork, tiles: MatrixTiles, lanes: int) -> MatmulResult:
     value = with_results(value, {formula.reductions[0].result: total})
     position = index_at_positions(index_at_positions(formula.store, work.n, column), work.m, row)
     return MatmulResult(sums, lane, value, position)
+
+
+def _result_across(work: MatrixWork, tiles: MatrixTiles, lanes: int) -> MatmulResult:
+    """The same with the vector along m."""
+    formula, inner = work.formula, work.m[-1]
+    m, n, _ = work.sizes
+    sums = Buffer("sums", _sums_dtype(work), tiles.bm * (tiles.bn + ROW_PADDING), Scope.SCRATCH)
+    lane = te.Var("v", lanes)
+    vector, column = te.Var("place_m", max(1, m // lanes)), te.Var("place_n", n)
+    sum_row, sum_column = te.Var("sum_row", max(1, tiles.bm // lanes)), te.Var("sum_vector", tiles.bn)
+    total = te.Load(sums, ((sum_row * lanes + lane) * (tiles.bn + ROW_PADDING) + sum_column,))
+    vectors = te.Var(inner.name, inner.extent // lanes)
+    rows = positions(vector, (*work.m[:-1], vectors))
+    at = {axis: rows[axis] for axis in work.m[:-1]} | {inner: rows[vectors] * lanes + lane}
+
+    def placed(expr: te.Expr) -> te.Expr:
+        return simplify(te.substitute(expr, {**at, **positions(column, work.n)}))
+
+    value = with_results(placed(formula.value), {formula.reductions[0].result: total})
+    return MatmulResult(sums, lane, value, placed(formula.store))
 
 
 def gemm(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> TensorGemm:
@@ -245,6 +269,7 @@ def gemm(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> TensorGem
         f" {t.stages} stages"
         + (f", k in {t.split} parts" if t.split > 1 else "")
         + (", tiles in turn" if t.persistent else "")
+        + (", stored by columns" if work.across else "")
         + "".join(
             f", {name} computed on the way"
             for name, operand in (("the left", left), ("the right", right))
@@ -270,12 +295,13 @@ def gemm(work: MatrixWork, tiles: MatrixTiles, machine: GpuMachine) -> TensorGem
         write=write,
         decisions=words,
         packings=tuple(work.packing if buffer == work.b.source else None for buffer in formula.inputs),
+        across=work.across,
     )
 
 
 def _output_lanes(work: MatrixWork) -> int:
-    """Neighbours along n that are written together: at most 16 bytes, whole vectors only."""
-    formula, inner = work.formula, work.n[-1]
+    """Neighbours along n, or m, that are written together: at most 16 bytes, whole vectors only."""
+    formula, inner = work.formula, (work.m if work.across else work.n)[-1]
     form = linear(formula.store)
     numbers = [inner.extent, form.constant, *(c for atom, c in form.terms.items() if atom != inner)]
     most = min(8, 16 // formula.output.dtype.bytes)
@@ -320,7 +346,9 @@ def terms_of(work: MatrixWork, tiles: MatrixTiles) -> GpuTerms:
         memory=float(formula.moved),
         write_loaded=formula.epilogue_reads * results / t.split,
         written=results * formula.output.dtype.bytes / t.split,
-        write_shared=4.0 * results * (1 + (_VECTOR_WIDTHS + select(t.split > 1, 2, 0)) / t.split),
+        write_shared=4.0
+        * results
+        * (1 + (_COLUMNS if work.across else _VECTOR_WIDTHS + select(t.split > 1, 2, 0)) / t.split),
         cluster=t.split,
         persistent=t.persistent,
     )

@@ -70,6 +70,11 @@ class MatrixWork:
         assert found is not None
         return found
 
+    @cached_property
+    def across(self) -> bool:
+        """Whether the result is stored by columns: contiguous along m."""
+        return coefficient(self.formula.store, self.n[-1]) != 1
+
     @property
     def is_sound(self) -> bool:
         """Whether the pipeline can read both operands, and indices fit in 32 bits."""
@@ -120,12 +125,13 @@ def matrix_work(
         multiplied, factors = None, read
     else:
         factors = [_factor(arg, computed, multiplied) for arg in body.args]
-    for a, b in (factors, factors[::-1]):
-        if a is None or b is None or (b.guard is not None and b.element is None):
-            continue
-        found = _as_matrices(formula, a, b, reduction.axes, multiplied)
-        if found is not None:
-            return found
+    for across in (False, True):  # with the other operand on the left, the result may be stored by rows
+        for a, b in (factors, factors[::-1]):
+            if a is None or b is None or (b.guard is not None and b.element is None):
+                continue
+            found = _as_matrices(formula, a, b, reduction.axes, multiplied)
+            if found is not None and found.across is across:
+                return found
     return None
 
 
@@ -178,8 +184,7 @@ def _guarded_load(expr: te.Expr, computed: Mapping[DType, DType]) -> tuple[te.Lo
 def _as_matrices(
     formula: Formula, a: _Factor, b: _Factor, reduced: Sequence[te.Var], multiplied: DType | None
 ) -> MatrixWork | None:
-    """The product with `a` on the left; the output must be contiguous along the last of the right operand's
-    own axes."""
+    """The product with `a` on the left; the output must be contiguous along the last of one operand's own axes."""
     of_a, of_b = (linear(factor.load.indices[0]).terms for factor in (a, b))
     m = [axis for axis in formula.axes if axis in a.variables and axis not in b.variables]
     n = [axis for axis in formula.axes if axis in b.variables and axis not in a.variables]
@@ -189,7 +194,7 @@ def _as_matrices(
         return None
     n.sort(key=lambda axis: -of_b[axis])
     k = sorted(reduced, key=lambda axis: -of_b[axis])
-    if coefficient(formula.store, n[-1]) != 1:
+    if coefficient(formula.store, n[-1]) != 1 and not (m and coefficient(formula.store, m[-1]) == 1):
         return None
     if a.guard is None and set(m) <= set(of_a) and step_of(of_a, m) is None:
         m.sort(key=lambda axis: -of_a[axis])

@@ -298,9 +298,9 @@ def _passes_work(norm: RowNorm) -> float:
 
 
 def _statistics(norm: RowNorm, tiles: MatrixTiles, m: int) -> RowStatistics:
-    place = te.Var("place_m", m)
+    row = te.Var("place_m", m)
     passes = _passes(
-        norm, lambda body, axes, at: at_positions(at_positions(body, norm.rows, place), axes, at), "at_k"
+        norm, lambda body, axes, at: at_positions(at_positions(body, norm.rows, row), axes, at), "at_k"
     )
     results = {r.result: te.Load(r.result, (te.as_index(0),)) for r in norm.formula.reductions}
     tables, keep = [], list[Stmt]()
@@ -355,23 +355,23 @@ def _normalised_output(work: NormWork, norm: RowNorm, tiles: MatrixTiles, lanes:
     m, n, _ = work.matrices.sizes
     pitch = tiles.bn + ROW_PADDING
     sum_row, sum_vector = te.Var("sum_row", tiles.bm), te.Var("sum_vector", tiles.bn // lanes)
-    place_m, place_n = te.Var("place_m", m), te.Var("place_n", max(1, n // lanes))
+    row, vector = te.Var("place_m", m), te.Var("place_n", max(1, n // lanes))
     lane = result.lane
     sum_at = sum_row * pitch + sum_vector * lanes + lane
     of_tile = te.Load(result.sums, (sum_at,))
 
     def placed(expr: te.Expr, axes: Sequence[te.Var], at: te.Expr) -> te.Expr:
         moved = te.rewrite(expr, lambda node: _from_sums(node, work.between, of_tile))
-        return at_positions(at_positions(moved, norm.rows, place_m), axes, at)
+        return at_positions(at_positions(moved, norm.rows, row), axes, at)
 
     value = result.value
     if isinstance(value, te.Cast) and value.dtype.is_half:
         value = value.value  # a value that is not stored is not rounded
     formula = norm.formula
     results = {r.result: te.Load(r.result, (te.as_index(0),)) for r in formula.reductions}
-    column = place_n * lanes + lane
+    column = vector * lanes + lane
     final = with_results(placed(formula.value, norm.columns, column), results)
-    position = index_at_positions(index_at_positions(formula.store, norm.columns, column), norm.rows, place_m)
+    position = index_at_positions(index_at_positions(formula.store, norm.columns, column), norm.rows, row)
     return NormalisedOutput(
         _each(lane, Store(result.sums, sum_at, te.cast(value, DType.F32))),
         _passes(norm, placed, "sum_vector", lanes),

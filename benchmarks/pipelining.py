@@ -1,16 +1,22 @@
 """Pipelining on an NVIDIA GPU: what each level and its stages gain, over 20 GEMMs and convolutions.
 
-    python benchmarks/pipelining.py [--json FILE] [--markdown FILE] [--ranked N] [--random N] [--seconds N]
-                                    [--only WORD]
+    python benchmarks/pipelining.py [--json FILE] [--markdown FILE] [--ranked N] [--random N] [--configs N]
+                                    [--seconds N] [--only WORD]
     python benchmarks/pipelining.py --from FILE [--markdown FILE]
     python benchmarks/pipelining.py --joint [--markdown FILE]
 
-Kernels are generated (`sketch:tensorised`), without a hand-written template. Each variant of the pipeline gets an equal
-search: the N configs that the analytical model ranks first among the variant's, and so many at random of the next 200.
+Kernels are generated (`sketch:tensorised`, and on sm_90a `sketch:warpgroups`: tiles by the tensor copy engine, without
+and with a producer of its own), without a hand-written template. Each variant of the pipeline gets an equal search, as
+far as it has as many configs: the N that the analytical model ranks first among the variant's, and so many at random of
+the next 200 or more. `--configs 500` is a search of 500 in all variants together. A run goes on where the one before
+with the same `--json` ended. One command measures everything:
+
+    python benchmarks/pipelining.py --json benchmarks/results/pipelining_roles.json --configs 500 --seconds 20000
+
 Every kernel is checked against float64 before it is timed; times are medians of launches replayed from a CUDA graph.
 The best config of both levels, fused, is then timed with 1 to 6 stages. Beside them: the library's call by PyTorch
-(cuBLAS, cuDNN) and our hand-written template for `mma.sync`. Child processes do all of it: if one hangs, its current
-shape is lost, and the next child goes on with the following one.
+(cuBLAS, cuDNN), XLA's where jax is installed, and our hand-written template for `mma.sync`. Child processes do all of
+it: if one hangs, its current shape is lost, and the next child goes on with the following one.
 """
 
 from __future__ import annotations
@@ -18,6 +24,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import queue
 import random
 import statistics
@@ -39,6 +46,7 @@ QUIET_SECONDS = 60.0  # of a child, after which it counts as hanging
 TOLERANCE = 2e-3
 NEXT = 200  # configs behind the first ones of which some are drawn
 STAGES = range(1, 7)
+XLA_CALLS = 50  # in one program
 
 
 @dataclass(frozen=True)
@@ -71,14 +79,25 @@ SHAPES = [
     Shape("conv 1 x 1: 32 x 56 x 56, 64 -> 256", "conv", (32, 56, 64, 256, 1)),
 ]
 
-# Variants of the pipeline, as predicates on a config.
-VARIANTS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
-    "none": lambda v: v["stages"] == 1 and not v["prefetch"],
-    "shared": lambda v: v["stages"] > 1 and not v["prefetch"],
-    "registers": lambda v: v["stages"] == 1 and v["prefetch"],
-    "both": lambda v: v["stages"] > 1 and v["prefetch"] and not v["fused"],
-    "fused": lambda v: v["stages"] > 1 and v["prefetch"] and v["fused"],
+
+@dataclass(frozen=True)
+class Variant:
+    """A form of the pipeline: which configs of which sketch have it."""
+
+    sketch: str
+    fits: Callable[[Mapping[str, Any]], bool]
+
+
+VARIANTS: dict[str, Variant] = {
+    "none": Variant("tensorised", lambda v: v["stages"] == 1 and not v["prefetch"]),
+    "shared": Variant("tensorised", lambda v: v["stages"] > 1 and not v["prefetch"]),
+    "registers": Variant("tensorised", lambda v: v["stages"] == 1 and v["prefetch"]),
+    "both": Variant("tensorised", lambda v: v["stages"] > 1 and v["prefetch"] and not v["fused"]),
+    "fused": Variant("tensorised", lambda v: v["stages"] > 1 and v["prefetch"] and v["fused"]),
+    "ring": Variant("warpgroups", lambda v: not v["roles"]),
+    "roles": Variant("warpgroups", lambda v: v["roles"]),
 }
+BASELINES = ("template", "library", "xla")
 
 
 def task_of(shape: Shape) -> Any:
@@ -134,15 +153,16 @@ def chosen(shape: Shape, machine: Any, count: int, drawn: int) -> dict[str, list
     """For each variant, and for the template, ranked configs."""
     from gpu_gemm import rank
     from tilewright.space.sketches.cuda.tensorised import Tensorised
+    from tilewright.space.sketches.cuda.warpgroups import Warpgroups
     from tilewright.space.template import GpuWork
     from tilewright.space.templates.cuda.matmul import TensorCores
 
     work = GpuWork(task_of(shape), machine)
-    everything = rank(work, [Tensorised()])
+    everything = {"tensorised": rank(work, [Tensorised()]), "warpgroups": rank(work, [Warpgroups()])}
     found = {}
-    for name, fits in VARIANTS.items():
-        fitting = [each for each in everything if fits(dict(each.config.values))]
-        rest = fitting[count : count + NEXT]
+    for name, variant in VARIANTS.items():
+        fitting = [each for each in everything[variant.sketch] if variant.fits(dict(each.config.values))]
+        rest = fitting[count : count + max(NEXT, 2 * drawn)]
         found[name] = fitting[:count] + random.Random(0).sample(rest, min(drawn, len(rest)))
     found["template"] = rank(work, [TensorCores()])[: max(1, count // 2)]
     return found
@@ -175,6 +195,7 @@ def measure(shape: Shape, planned: Mapping[str, list[tuple[Any, Future[Any]]]], 
 
     from gpu_gemm import race, replayed, timed
     from tilewright.runtime.cuda.device import Device
+    from tilewright.runtime.cuda.tensor_maps import of_arguments
 
     device = Device()
     torch.manual_seed(0)
@@ -195,11 +216,13 @@ def measure(shape: Shape, planned: Mapping[str, list[tuple[Any, Future[Any]]]], 
     def trial(each: Any, kernel: Any) -> tuple[dict[str, Any], Any] | None:
         function = device.load(kernel.cubin, kernel.symbol, kernel.shared_bytes)
         kept.append(function)
+        maps = of_arguments(kernel.maps, addresses, ["f16"] * len(addresses))
 
         def launch() -> None:
             stream = torch.cuda.current_stream().cuda_stream
-            function.launch(kernel.blocks, kernel.threads, addresses, stream)
+            function.launch(kernel.blocks, kernel.threads, addresses, stream, maps=maps)
 
+        print("TRIAL", flush=True)  # it does not hang
         out.fill_(float("nan"))
         launch()
         torch.cuda.synchronize()
@@ -243,7 +266,55 @@ def measure(shape: Shape, planned: Mapping[str, list[tuple[Any, Future[Any]]]], 
                 row["stages"][stages] = done[0]["us"]
     graphs = {kind: replayed(launch) for kind, (_, launch, _) in best.items()}
     row["us"] = race({"library": replayed(library(shape, tensors)), **graphs}, turns=7)
+    compiled = xla_microseconds(shape)
+    if compiled is not None:
+        row["us"]["xla"] = compiled
     return row
+
+
+def xla_microseconds(shape: Shape) -> float | None:
+    """XLA's time for one call; None where jax is not installed or has no GPU. Calls follow each other in one program,
+    so that none waits for Python."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    try:
+        import jax
+        import jax.numpy as jnp
+    except ImportError:
+        return None
+    if jax.default_backend() != "gpu":
+        return None
+
+    def once(x: Any, y: Any) -> Any:
+        if shape.kind == "matmul":
+            return jnp.einsum("bmk,bnk->bmn", x, y)
+        dimensions = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, y, (1, 1), "SAME", dimension_numbers=dimensions)
+
+    @jax.jit
+    def many(x: Any, y: Any) -> Any:
+        def step(carry: Any, _: Any) -> tuple[Any, Any]:
+            # Each call depends on the one before, so that none is left out or merged with another.
+            return once(x + 0 * carry[:1, :1, :1].reshape((1,) * x.ndim), y).reshape(carry.shape), None
+
+        first = once(x, y)
+        return jax.lax.scan(step, first.reshape(first.shape[0], first.shape[1], -1), None, length=XLA_CALLS)[
+            0
+        ]
+
+    shapes = [node.shape for node in task_of(shape).graph.inputs]
+    x, y = (jnp.ones(each, jnp.float16) for each in shapes)
+    many(x, y).block_until_ready()
+    times = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        many(x, y).block_until_ready()
+        times.append((time.perf_counter() - begin) * 1e6 / (XLA_CALLS + 1))
+    return statistics.median(times)
+
+
+def wanted_shapes(options: argparse.Namespace) -> list[Shape]:
+    """Those that are asked for and not measured yet."""
+    return [shape for shape in SHAPES if options.only in shape.name and shape.name not in options.done]
 
 
 # -- children ---------------------------------------------------------------------------------------------------------
@@ -254,7 +325,7 @@ def child(options: argparse.Namespace) -> None:
     from tilewright.hw.gpu import detect
 
     machine = detect()
-    wanted = [shape for shape in SHAPES if options.only in shape.name][options.first :]
+    wanted = wanted_shapes(options)[options.first :]
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
 
         def submitted(each: Any) -> tuple[Any, Future[Any]]:
@@ -324,12 +395,12 @@ def report(rows: Sequence[dict[str, Any]], heading: str) -> str:
         "",
         "Microseconds of the best config of each variant, and speed over no pipeline.",
         "",
-        f"| shape | {' | '.join(kinds)} | shared | registers | both | fused | template | library |"
-        " of the template's speed | of the library's |",
-        "| --- " * (len(kinds) + 9) + "|",
+        f"| shape | {' | '.join((*kinds, *kinds[1:], *BASELINES))} |"
+        + "".join(f" of the speed of {name} |" for name in BASELINES),
+        "| --- " * (2 * len(kinds) + 2 * len(BASELINES)) + "|",
     ]
     gains: dict[str, list[float]] = {kind: [] for kind in kinds}
-    against: dict[str, list[float]] = {"template": [], "library": []}
+    against: dict[str, list[float]] = {name: [] for name in BASELINES}
     for row in rows:
         us = row["us"]
         cells = [row["shape"], *(f"{us[kind]:.1f}" if kind in us else "-" for kind in kinds)]
@@ -338,14 +409,15 @@ def report(rows: Sequence[dict[str, Any]], heading: str) -> str:
             gains[kind] += [us["none"] / us[kind]] if ok else []
             cells.append(f"{us['none'] / us[kind]:.2f}x" if ok else "-")
         ours = min((us[kind] for kind in kinds if kind in us), default=math.nan)
-        cells += [f"{us[kind]:.1f}" if kind in us else "-" for kind in ("template", "library")]
+        cells += [f"{us[kind]:.1f}" if kind in us else "-" for kind in BASELINES]
         for kind in against:
             against[kind] += [us[kind] / ours] if kind in us else []
             cells.append(f"{us[kind] / ours:.0%}" if kind in us else "-")
         lines.append(f"| {' | '.join(cells)} |")
-    total = [f"{mean(gains[kind]):.2f}x" for kind in kinds[1:]]
-    shares = [f"{mean(against[kind]):.0%}" for kind in against]
-    lines.append(f"| geometric mean |{' |' * len(kinds)} {' | '.join(total)} | | | {' | '.join(shares)} |")
+    total = [f"{mean(gains[kind]):.2f}x" if gains[kind] else "-" for kind in kinds[1:]]
+    shares = [f"{mean(against[kind]):.0%}" if against[kind] else "-" for kind in against]
+    empty = " |" * len(BASELINES)
+    lines.append(f"| geometric mean |{' |' * len(kinds)} {' | '.join(total)} |{empty} {' | '.join(shares)} |")
     lines += [
         "",
         "Stages of the best fused config, microseconds; - : not legal or does not fit.",
@@ -412,6 +484,8 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--ranked", type=int, default=6)
     parser.add_argument("--random", type=int, default=4)
+    parser.add_argument("--configs", type=int, help="of a shape, in all variants together")
+    parser.add_argument("--done", action="append", default=[], help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
@@ -436,12 +510,23 @@ def main() -> None:
     from tilewright.hw.gpu import detect
 
     end = time.monotonic() + options.seconds
-    arguments = ["--only", options.only, "--ranked", str(options.ranked), "--random", str(options.random)]
-    each = options.ranked + options.random
-    heading = f"{detect().describe()}, {time.strftime('%Y-%m-%d')}; {each} configs of each variant and shape."
+    if options.configs:
+        options.random = math.ceil(0.4 * options.configs / len(VARIANTS))
+        options.ranked = math.ceil(options.configs / len(VARIANTS)) - options.random
     rows: list[dict[str, Any]] = []
+    each = options.ranked + options.random
+    searched = f"{each} configs of each variant and shape."
+    if options.json and options.json.exists():
+        before = json.loads(options.json.read_text())
+        if not before["heading"].endswith(searched):
+            sys.exit(f"{options.json} is of another search ({before['heading']}): name another file")
+        rows = before["rows"]
+        options.done = [row["shape"] for row in rows]
+    arguments = ["--only", options.only, "--ranked", str(options.ranked), "--random", str(options.random)]
+    arguments += [word for name in options.done for word in ("--done", name)]
+    heading = f"{detect().describe()}, {time.strftime('%Y-%m-%d')}; {searched}"
     lost: list[dict[str, Any]] = []
-    count = len([shape for shape in SHAPES if options.only in shape.name])
+    count = len(wanted_shapes(options))
     for answer in answers(count, arguments, end):
         (lost if "lost" in answer else rows).append(answer)
         print(json.dumps({k: v for k, v in answer.items() if k != "trials"}), flush=True)

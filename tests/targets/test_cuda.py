@@ -32,7 +32,7 @@ from tilewright.hw.gpu import A10, A100, H200, of_capability
 from tilewright.measure.check import kernel_error
 from tilewright.runtime.cuda import device
 from tilewright.runtime.cuda.executor import AWAITS_TURN, misfit
-from tilewright.runtime.plan import Launch, VendorCall, View
+from tilewright.runtime.plan import Launch, MatrixMap, VendorCall, View
 from tilewright.space.template import Work
 from tilewright.support.trace import Trace
 from tilewright.targets.cuda import CudaTarget
@@ -288,6 +288,9 @@ def test_a_described_gpu_cannot_be_measured() -> None:
     "change, message",
     [
         ({"launch": Launch(2048)}, "the launch"),
+        ({"launch": Launch(128, maps=(MatrixMap(9, 8, 8, 8, 8, 8),))}, "a tensor map of argument 9"),
+        ({"launch": Launch(128, maps=(MatrixMap(0, 1 << 20, 8, 8, 8, 8),))}, "in an argument of"),
+        ({"launch": Launch(128, maps=(MatrixMap(0, 1, 16, 8, 8, 8),))}, "in an argument of"),
         ({"vendor": VendorCall("product", (View(7, (2,), (1,)),), (2,))}, "a view of argument 7"),
         ({"vendor": VendorCall("product", (View(0, (1 << 30,), (1,)),), (2,))}, "beyond the end"),
         ({"vendor": VendorCall("product", (View(0, (2,), (-1,)),), (2,))}, "the view"),

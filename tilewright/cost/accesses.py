@@ -15,18 +15,24 @@ from tilewright.hw.cores import USUAL
 from tilewright.loops.ir import (
     Await,
     Block,
+    BoxCopy,
     Buffer,
     Combine,
     Commit,
     Copy,
+    Fill,
+    Filled,
     For,
     If,
     Invoke,
     Kind,
+    Multiplied,
     Pop,
     Prefetch,
     Program,
     Push,
+    Release,
+    Roles,
     Scope,
     Slide,
     Stmt,
@@ -37,7 +43,7 @@ from tilewright.loops.ir import (
 
 LINE = USUAL.line_bytes  # without a machine: features of a program alone
 
-Innermost = Store | Prefetch | Transpose | Slide | Combine | Invoke | Copy | Warp
+Innermost = Store | Prefetch | Transpose | Slide | Combine | Invoke | Copy | BoxCopy | Warp
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,9 +117,15 @@ def _statements(
         branches = [stmt.then] if stmt.other is None else [stmt.then, stmt.other]
         for branch in branches:
             yield from _statements(branch, path, executions / len(branches), line, threads)
-    elif isinstance(stmt, Copy | Commit | Await | Warp) and not threads:
+    elif isinstance(stmt, Copy | Commit | Await | Warp | BoxCopy | Fill | Roles) and not threads:
         raise InternalError("expected a CPU program, got a GPU program")
-    elif isinstance(stmt, Commit | Await | Push | Pop):
+    elif isinstance(stmt, Roles):
+        for role in (stmt.producer, stmt.consumer):
+            yield from _statements(role, path, executions, line, threads)
+    elif isinstance(stmt, Fill):
+        for copy in stmt.copies:
+            yield _statement(copy, path, executions, line)
+    elif isinstance(stmt, Commit | Await | Filled | Release | Multiplied | Push | Pop):
         return
     elif isinstance(stmt, Warp):  # all threads issue it together
         inside = (*path, EnclosingLoop(stmt.thread, Kind.THREAD))
@@ -143,6 +155,11 @@ def _statement(stmt: Innermost, path: tuple[EnclosingLoop, ...], executions: flo
     elif isinstance(stmt, Copy):
         _add(accesses, stmt.source, stmt.source_index, write=False, width=stmt.lanes)
         _add(accesses, stmt.buffer, stmt.index, write=True, width=stmt.lanes)
+    elif isinstance(stmt, BoxCopy):
+        count, source = stmt.box.rows * stmt.box.columns, stmt.source
+        first = stmt.row * source.stride + stmt.column
+        _add(accesses, source.buffer, first, write=False, width=count)
+        _add(accesses, stmt.buffer, stmt.index, write=True, width=count)
     elif isinstance(stmt, Warp):
         sizes = [fragment.size for fragment in stmt.instruction.fragments]
         for number, ((buffer, index), size) in enumerate(zip(stmt.operands, sizes, strict=True)):

@@ -33,6 +33,7 @@ from tilewright.cost.accesses import (
 from tilewright.loops.ir import (
     Across,
     Await,
+    BoxCopy,
     Buffer,
     Combine,
     Copy,
@@ -44,6 +45,7 @@ from tilewright.loops.ir import (
     Store,
     Transpose,
     Warp,
+    rings_of,
     walk_stmts,
 )
 
@@ -151,7 +153,9 @@ def statement_tokens(program: Program, most: int) -> np.ndarray:
     context = _Context.of(statements)
     heaviest = sorted(range(len(statements)), key=lambda at: (-_weight(statements[at]), at))[:most]
     in_flight = max(
-        (stmt.pending + 1 for stmt in walk_stmts(program.body) if isinstance(stmt, Await)), default=0
+        [stmt.pending + 1 for stmt in walk_stmts(program.body) if isinstance(stmt, Await)]
+        + [ring.slots - 1 for ring in rings_of(program)],
+        default=0,
     )
     rows = [
         _row(statements[at], context) + _gpu_row(statements[at], in_flight, program.cluster)
@@ -168,6 +172,7 @@ def _weight(statement: Statement) -> float:
 def _gpu_row(statement: Statement, in_flight: int, cluster: int) -> list[float]:
     stmt = statement.stmt
     copied = stmt.lanes * stmt.buffer.dtype.bytes if isinstance(stmt, Copy) else 0
+    copied = stmt.box.bytes if isinstance(stmt, BoxCopy) else copied
     shared = [access for access in statement.accesses if access.buffer.scope is Scope.SCRATCH]
     moved = [access.count * access.buffer.dtype.bytes for access in shared]
     read = sum(size for size, access in zip(moved, shared, strict=True) if access.reads)
@@ -175,7 +180,7 @@ def _gpu_row(statement: Statement, in_flight: int, cluster: int) -> list[float]:
     operations = 0.0
     if isinstance(stmt, Warp) and "mma" in stmt.instruction.name:
         left, result = stmt.instruction.fragments[1].tensor, stmt.instruction.fragments[0].tensor
-        operations = 2.0 * math.prod(result.shape) * left.shape[-1] / 32
+        operations = 2.0 * math.prod(result.shape) * left.shape[-1] / stmt.threads
     return [
         copied * statement.executions,
         read * statement.executions,
@@ -269,7 +274,7 @@ def _operations(statement: Statement) -> list[float]:
         counts[_KIND_AT["other"]] = math.log2(stmt.group)
     elif isinstance(stmt, Warp) and "mma" in stmt.instruction.name:
         result, left = (fragment.tensor for fragment in stmt.instruction.fragments[:2])
-        counts[_KIND_AT["mad"]] = math.prod(result.shape) * left.shape[-1] / 32
+        counts[_KIND_AT["mad"]] = math.prod(result.shape) * left.shape[-1] / stmt.threads
     return counts
 
 

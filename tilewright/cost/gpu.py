@@ -12,6 +12,9 @@ GPU, unless too few steps are in flight to hide the load latency (ALCOP's condit
 Where `terms.inner` describes the loads from shared memory into registers, the same condition gives the time of a step:
 a part's load against its use, the stages of registers, and the warps of a scheduler instead of blocks. What a step of
 concurrent blocks loads from memory is at most their working set (`terms.grid`).
+
+With warps of their own for copies (`terms.roles`), what starts copies takes no time of those that compute, and a step
+waits for one barrier of its slot instead of all threads of the block.
 """
 
 from __future__ import annotations
@@ -51,6 +54,11 @@ _WRITE_CLOCKS = 3260.0  # clocks before the first result is written
 _OVERLAPPED = 1.1  # exponent by which they shrink if a block starts the next tile before it finishes one
 _HIDDEN = 0.19  # exponent of the number of concurrent blocks that hide a block's start and end
 
+# Instructions of warpgroups: not calibrated, since no kernel of them was measured for it. The rate is what libraries,
+# which use them, reach of the data sheet's; the others are guesses between a barrier of a block in each step, and none.
+_WARPGROUP_SHARE = 0.75
+_WARPGROUPS, _WARPGROUP_POWER = 2.0, 0.5  # of a multiprocessor that saturate its tensor cores
+_SLOT_STEP, _ROLES_STEP = 60.0, 20.0  # clocks of a step's waits, without and with a producer of its own
 # A library call is known only by its totals. These are shares of data-sheet rates that large calls of cuBLASLt and
 # cuDNN reached on an H200 (benchmarks/results/gpu_gemm.md).
 _CALL_TENSOR, _CALL_MEMORY = 0.75, 0.73
@@ -144,11 +152,11 @@ def _wave(terms: GpuTerms, machine: GpuMachine, resident: Number, blocks: Number
     and end of one block."""
     rates = machine.rates
     warps = resident * terms.threads / WARP
-    tensor_busy = power(least(1.0, warps / _TENSOR_WARPS), _TENSOR_POWER)
+    tensor_clock = _tensor_clock(terms, machine, resident, warps)
     scalar_busy = power(least(1.0, warps / _SCALAR_WARPS), _SCALAR_POWER)
     work = most(
         most(
-            terms.flops / (machine.tensor_flops_clock * tensor_busy),
+            terms.flops / tensor_clock,
             terms.shared_traffic / rates.shared_bytes_clock,
         ),
         most(
@@ -156,7 +164,7 @@ def _wave(terms: GpuTerms, machine: GpuMachine, resident: Number, blocks: Number
             terms.copies / _COPY_CLOCK,
         ),
     )
-    between: Number = _STEP
+    between: Number = select(terms.warpgroups > 0, select(terms.roles, _ROLES_STEP, _SLOT_STEP), _STEP)
     if terms.inner is not None:
         work = most(work, _inner(terms, terms.inner, machine, resident) / resident)
         between = select(terms.inner.fused, _FUSED_STEP, _INNER_STEP)
@@ -181,7 +189,7 @@ def _wave(terms: GpuTerms, machine: GpuMachine, resident: Number, blocks: Number
     step = select(load > (in_flight * resident - 1) * use, waited, step)
     loop = terms.steps * most(step, arriving)
     after = most(
-        terms.write_flops / (machine.tensor_flops_clock * tensor_busy),
+        terms.write_flops / tensor_clock,
         terms.write_scalar / (_ISSUE_CLOCK * scalar_busy),
     )
     results = _WRITE_CLOCKS + resident * most(terms.write_shared / rates.shared_bytes_clock, after)
@@ -190,6 +198,15 @@ def _wave(terms: GpuTerms, machine: GpuMachine, resident: Number, blocks: Number
     hidden = hidden * select(terms.persistent & more, _OVERLAPPED, 1.0)
     before = rates.memory_latency * (1.0 + terms.waits_before)
     return loop + (before + arriving + results) / hidden
+
+
+def _tensor_clock(terms: GpuTerms, machine: GpuMachine, resident: Number, warps: Number) -> Number:
+    """Operations per clock of a multiprocessor's tensor cores."""
+    by_warps = machine.tensor_flops_clock * power(least(1.0, warps / _TENSOR_WARPS), _TENSOR_POWER)
+    peak = machine.rates.peak_tensor_flops_clock * _WARPGROUP_SHARE
+    # While the warps of one block write results, those of another multiply; within a block, all do the same.
+    busy = power(least(1.0, most(1.0, resident * terms.warpgroups) / _WARPGROUPS), _WARPGROUP_POWER)
+    return select(terms.warpgroups > 0, peak * busy, by_warps)
 
 
 def _inner(terms: GpuTerms, inner: InnerLoop, machine: GpuMachine, resident: Number) -> Number:

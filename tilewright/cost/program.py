@@ -26,6 +26,7 @@ from tilewright.hw import CpuMachine
 from tilewright.loops.ir import (
     Across,
     Block,
+    BoxCopy,
     Buffer,
     Combine,
     Copy,
@@ -174,7 +175,7 @@ class _Count:
             self.arithmetic += times
             self.loads += times * sum(position.buffer.scope is not Scope.REGISTER for position in inputs)
             self.stores += times * (result.buffer.scope is not Scope.REGISTER)
-        elif isinstance(stmt, Combine | Copy | Warp):
+        elif isinstance(stmt, Combine | Copy | BoxCopy | Warp):
             raise InternalError("expected a CPU program, got a GPU program")
         else:
             each = self.value(stmt.value, lane)

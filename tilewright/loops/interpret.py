@@ -240,11 +240,11 @@ class _Machine:
         elif isinstance(stmt, Release):
             self.rings.release(stmt.ring, number)
         else:
-            firsts = [
-                [int(self.value(expr, env)) for expr in (copy.index, copy.row, copy.column)]
-                for copy in stmt.copies
-            ]
-            boxes = [(copy, *first) for copy, first in zip(stmt.copies, firsts, strict=True)]
+
+            def at(expr: te.Expr) -> int:
+                return int(self.value(expr, env))
+
+            boxes = [(copy, at(copy.index), at(copy.row), at(copy.column)) for copy in stmt.copies]
             self.rings.fill(stmt.ring, number, boxes)
 
     def roles(self, stmt: Roles, env: dict[te.Var, int]) -> None:

@@ -51,8 +51,8 @@ class Rings:
     in_flight: dict[Buffer, np.ndarray]  # elements of scratch memory that copies will fill
     counts: dict[Ring, _Counts] = field(default_factory=dict)
     coming: dict[tuple[Ring, int], Boxes] = field(default_factory=dict)
-    open: list[Callable[[], None]] = field(default_factory=list)
-    groups: list[list[Callable[[], None]]] = field(default_factory=list)
+    open: list[Callable[[], object]] = field(default_factory=list)
+    groups: list[list[Callable[[], object]]] = field(default_factory=list)
     # The results of what is under way, and the elements of shared memory that it reads.
     multiplying: list[Buffer] = field(default_factory=list)
     reading: list[Elements] = field(default_factory=list)
@@ -126,7 +126,7 @@ class Rings:
 
     # -- multiplications ------------------------------------------------------------------------------------------
 
-    def start(self, result: Buffer, reads: Elements, run: Callable[[], None]) -> None:
+    def start(self, result: Buffer, reads: Elements, run: Callable[[], object]) -> None:
         self.open.append(run)
         self.multiplying.append(result)
         self.reading.append(reads)

@@ -10,6 +10,7 @@ from tilewright.codegen.cuda.build import GpuSource, build
 from tilewright.hw.gpu import GpuMachine
 from tilewright.loops.ir import Program
 from tilewright.runtime.cuda.device import Device
+from tilewright.runtime.cuda.tensor_maps import of_arguments
 
 
 class GpuProgram:
@@ -23,6 +24,8 @@ class GpuProgram:
         self._params = program.params
         self._function = device.load(self.kernel.cubin, self.kernel.symbol, self.kernel.shared_bytes)
         self.addresses = [device.allocate(buffer.size * buffer.dtype.bytes) for buffer in program.params]
+        kinds = [buffer.dtype.short for buffer in program.params]
+        self.maps = of_arguments(self.kernel.maps, self.addresses, kinds)
 
     def close(self) -> None:
         for address in self.addresses:
@@ -46,4 +49,4 @@ class GpuProgram:
         return result
 
     def launch(self, stream: int = 0) -> None:
-        self._function.launch(self.kernel.blocks, self.kernel.threads, self.addresses, stream)
+        self._function.launch(self.kernel.blocks, self.kernel.threads, self.addresses, stream, maps=self.maps)

@@ -78,6 +78,12 @@ class Launch(msgspec.Struct, frozen=True):
     threads: int  # of a block
     shared_bytes: int = 0  # dynamic
     awaits: bool = False  # whether it may start early: it waits itself for the end of the previous kernel
+    # What its tensor copy engine copies from. Absent without any, so that the digests of other plans stay the same.
+    maps: tuple[MatrixMap, ...] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def matrix_maps(self) -> tuple[MatrixMap, ...]:
+        return () if isinstance(self.maps, msgspec.UnsetType) else self.maps
 
 
 class View(msgspec.Struct, frozen=True):
@@ -394,6 +400,16 @@ def _check_packings(info: TaskInfo) -> None:
             _fail(f"invalid constant order in {info.label!r}")
 
 
+def _check_map(where: str, map: MatrixMap, inputs: Sequence[TensorSpec]) -> None:
+    """Nothing outside of the argument is copied."""
+    if not 0 <= map.argument < len(inputs):
+        _fail(f"{where}: a tensor map of argument {map.argument}, of {len(inputs)} inputs")
+    held = math.prod(inputs[map.argument].shape)
+    sizes = (map.rows, map.columns, map.box_rows, map.box_columns)
+    if min(sizes) < 1 or map.columns > map.stride or (map.rows - 1) * map.stride + map.columns > held:
+        _fail(f"{where}: a tensor map of {map}, in an argument of {held} elements")
+
+
 def _check_step(plan: Plan, number: int, step: Step, sizes: dict[str, list[int]]) -> None:
     where = f"step {number} ({step.name or step.kernel})"
     if step.vendor is None and step.kernel not in plan.kernels:
@@ -410,6 +426,8 @@ def _check_step(plan: Plan, number: int, step: Step, sizes: dict[str, list[int]]
         0 < step.launch.threads <= _MAX_THREADS and step.launch.shared_bytes >= 0
     ):
         _fail(f"{where}: the launch {step.launch}")
+    for map in () if step.launch is None else step.launch.matrix_maps:
+        _check_map(where, map, specs[:-1])
     if len(specs) != len(step.arguments):
         _fail(f"{where}: {len(step.arguments)} arguments for a task with {len(specs)}")
     for position, (place, spec) in enumerate(zip(step.arguments, specs, strict=True)):

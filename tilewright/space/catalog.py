@@ -1,7 +1,7 @@
 """The table of templates for each kind of machine, which `Candidates` reads.
 
     templates       written by hand, including library calls and decompositions
-    sketches        structures for tasks of any class: derived by rules on processors, three written ones on GPUs
+    sketches        structures for tasks of any class: derived by rules on processors, written ones on GPUs
     default         the program that every task with a formula has
 
 Users add theirs with `register` and `register_sketch`, or with an entry point of the group `tilewright.templates`: a
@@ -37,6 +37,7 @@ class Catalog:
 
     - `is_hopeless`: whether the default program of a task is left out if there is any other candidate.
     - `trusted_sketches`: the names of those whose predicted times are as reliable as a template's.
+    - `only_tuned`: the names of those that are never chosen without measuring, because nothing calibrates their times.
     - `sketch_names`: the names of its own sketches, if these are known before a task is.
     - `predicts_default`: whether the same holds for the default program.
     """
@@ -46,6 +47,7 @@ class Catalog:
     default: Template
     is_hopeless: Callable[[Task], bool] = lambda task: False
     trusted_sketches: tuple[str, ...] = ()
+    only_tuned: tuple[str, ...] = ()
     sketch_names: tuple[str, ...] = ()
     predicts_default: bool = False
     registered: list[Guarded] = field(default_factory=list)
@@ -74,7 +76,9 @@ class Catalog:
         found = [applied for t in asked if (applied := t.apply(work)) is not None]
         if not self.predicts_default:
             return found
-        derived = self.sketches(work) if sketches else []
+        derived = (
+            [a for a in self.sketches(work) if a.space.template not in self.only_tuned] if sketches else []
+        )
         trusted = [applied for applied in derived if applied.space.template in self.trusted_sketches]
         default = self.default.apply(work)
         return [*(found or derived), *(trusted if found else []), *([] if default is None else [default])]
@@ -107,6 +111,7 @@ def _cuda() -> Catalog:
     from tilewright.space.libraries import LIBRARIES
     from tilewright.space.sketches.cuda import SKETCHES
     from tilewright.space.sketches.cuda.block_reduction import BlockReduction
+    from tilewright.space.sketches.cuda.warpgroups import Warpgroups
     from tilewright.space.templates.cuda import TEMPLATES
     from tilewright.space.templates.cuda.default import Default, is_hopeless
 
@@ -119,6 +124,7 @@ def _cuda() -> Catalog:
         Default(),
         is_hopeless,
         trusted_sketches=(BlockReduction.name,),
+        only_tuned=(Warpgroups.name,),
         sketch_names=tuple(sketch.name for sketch in SKETCHES),
         predicts_default=True,
     )

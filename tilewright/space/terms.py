@@ -95,6 +95,8 @@ class GpuTerms:
     write_flops: float = 0.0  # on tensor cores after the main loop: further products of a chain
     write_scalar: float = 0.0  # instructions for them, over all warps
     waits_before: float = 0.0  # times that a block waits for memory before its main loop
+    warpgroups: int = 0  # of a block that multiply by instructions of warpgroups; 0: by those of warps
+    roles: bool = False  # whether warps of their own do nothing but start copies
 
 
 @dataclass(frozen=True)

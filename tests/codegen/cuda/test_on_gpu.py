@@ -13,6 +13,7 @@ from tests.loops.gpu.test_default import rows_of
 from tests.loops.gpu.test_pooling import CASES as POOLS
 from tests.loops.gpu.test_pooling import pool
 from tests.loops.gpu.test_staged_rows import groups_of, normalised
+from tests.loops.schedule.gpu import operands, warpgroups
 from tests.loops.test_default import assert_computes, random_arrays
 from tilewright import te
 from tilewright.dtypes import DType
@@ -125,6 +126,38 @@ def test_transposed_tiles(extents: tuple[int, int], card: tuple[device.Device, G
     got = kernel.run([array]).reshape(extents[::-1])
     kernel.close()
     np.testing.assert_array_equal(got, array.T)
+
+
+@pytest.mark.parametrize("specialise", [False, True], ids=["one role", "roles"])
+@pytest.mark.parametrize(
+    ("shape", "block", "stages"),
+    [
+        ((1024, 1024, 1024), (128, 256, 64), 4),
+        ((1000, 520, 1000), (128, 128, 64), 5),
+        ((130, 72, 264), (64, 64, 64), 3),
+        ((4096, 192, 64 * 40), (192, 96, 64), 6),
+    ],
+)
+def test_a_scheduled_matmul_by_warpgroups(
+    shape: tuple[int, int, int],
+    block: tuple[int, int, int],
+    stages: int,
+    specialise: bool,
+    card: tuple[device.Device, GpuMachine],
+) -> None:
+    """Rings of the tensor copy engine and roles of threads, of a schedule."""
+    on, machine = card
+    if not machine.warpgroup_mma:
+        pytest.skip("no instructions of warpgroups here")
+    arrays = [*operands(shape), np.arange(shape[1], dtype=np.float16) % 7]
+    kernel = GpuProgram(warpgroups(shape, block, stages, specialise=specialise).program(), machine, on)
+    results = [kernel.run(arrays) for _ in range(3)]
+    kernel.close()
+    assert all(result.tobytes() == results[0].tobytes() for result in results), "not the same bits each time"
+    a, b, bias = (array.astype(np.float32) for array in arrays)
+    np.testing.assert_array_equal(
+        results[0].reshape(shape[:2]), np.maximum(a @ b.T + bias, 0).astype(np.float16)
+    )
 
 
 @pytest.mark.parametrize("rows", [300_000, 300_001])

@@ -6,6 +6,8 @@ from functools import lru_cache
 from importlib import metadata
 from typing import Any
 
+from msgspec import UNSET
+
 from tilewright.codegen.cache import ObjectCache
 from tilewright.codegen.cuda import toolchain as nvrtc
 from tilewright.codegen.cuda.build import GpuSource, identity
@@ -15,7 +17,7 @@ from tilewright.codegen.cuda.tiles.call import call_source
 from tilewright.errors import PipelineError
 from tilewright.hw.gpu import GpuMachine
 from tilewright.link import Linkable
-from tilewright.loops.ir import Program
+from tilewright.loops.ir import Program, rings_of
 from tilewright.runtime.cuda.executor import AWAITS_TURN, TRIPLE
 from tilewright.runtime.plan import Launch
 from tilewright.space.implementation import Kernel
@@ -39,7 +41,7 @@ def build(
         made.blocks,
         made.decisions,
         made.packings,
-        launch=Launch(made.threads, made.shared_bytes, made.awaits),
+        launch=Launch(made.threads, made.shared_bytes, made.awaits, made.maps or UNSET),
         arguments=made.arguments,
     )
     return found, made.cached
@@ -48,14 +50,15 @@ def build(
 def check_trial(kernel: Kernel, machine: GpuMachine, numerics: str, cache: ObjectCache | None) -> None:
     """A pipelined loop holds more in registers: one that spills where the plain loop does not waits for memory in each
     iteration."""
-    if not isinstance(kernel, Program) or kernel.unpipelined is None:
+    if not isinstance(kernel, Program) or (kernel.unpipelined is None and not rings_of(kernel)):
         return
 
     def spilled(program: Program) -> int:
         return build_kernel(_source(program, machine), machine, numerics, cache).resources.spilled_bytes
 
     found = spilled(kernel)
-    if found and not spilled(kernel.unpipelined):
+    # What the copy engine fills has no plain form: nothing in it needs registers that the pipeline does not.
+    if found and (kernel.unpipelined is None or not spilled(kernel.unpipelined)):
         raise PipelineError(
             f"pipeline: {kernel.name}: pipelined, it spills {found} bytes of each thread's registers; without a"
             " pipeline, none",

@@ -8,7 +8,6 @@ from tilewright import te
 from tilewright.codegen.cuda.shared import barriers
 from tilewright.hw.bulk_copies import BARRIER_BYTES, Box, copy_box, function_text
 from tilewright.hw.gpu import WARP
-from tilewright.hw.intrinsics import Intrinsic
 from tilewright.hw.warpgroups import WARPGROUP, matrix_descriptor, wait_text
 from tilewright.hw.warpgroups import function_text as multiply_text
 from tilewright.loops.ir import (
@@ -52,29 +51,21 @@ def _mapped(program: Program) -> list[tuple[Matrix, Box]]:
     return list(dict.fromkeys((copy.source, copy.box) for copy in copies))
 
 
-def warpgroup_instructions(program: Program) -> list[Intrinsic]:
-    found = (
-        stmt for stmt in walk_stmts(program.body) if isinstance(stmt, Warp) and stmt.threads == WARPGROUP
-    )
-    return list(dict.fromkeys(stmt.instruction for stmt in found))
-
-
 class RingText:
     def __init__(self, emitter: _Emitter, program: Program) -> None:
         self.emitter, self.program = emitter, program
         self.threads = emitter.threads  # that compute
         self.mapped = _mapped(program)
         self.barriers = barriers(program)
-        self.multiply = {
-            each: f"multiply_{number}" for number, each in enumerate(warpgroup_instructions(program))
-        }
         self.role = ""
         self.is_multiplying = False
-        self.sums = {stmt.operands[0][0]: None for stmt in walk_stmts(program.body) if self._runs(stmt)}
-
-    @staticmethod
-    def _runs(stmt: Stmt) -> bool:
-        return isinstance(stmt, Warp) and stmt.running
+        self.matrix_statements = [
+            stmt for stmt in walk_stmts(program.body) if isinstance(stmt, Warp) and stmt.threads == WARPGROUP
+        ]
+        instructions = dict.fromkeys(stmt.instruction for stmt in self.matrix_statements)
+        self.multiply = {each: f"multiply_{number}" for number, each in enumerate(instructions)}
+        running = [stmt.operands[0][0] for stmt in self.matrix_statements if stmt.running]
+        self.sums = list(dict.fromkeys(running))
 
     @property
     def is_needed(self) -> bool:
@@ -86,9 +77,7 @@ class RingText:
 
     def functions(self) -> str:
         texts = [multiply_text(each, name) for each, name in self.multiply.items()]
-        counts = sorted(
-            {stmt.operands[0][0].size for stmt in walk_stmts(self.program.body) if _is_matrix_op(stmt)}
-        )
+        counts = sorted({stmt.operands[0][0].size for stmt in self.matrix_statements})
         texts += [wait_text(count, f"await_multiplications_{count}") for count in counts]
         if self.mapped:
             texts.append(function_text(copy_box(self.mapped[0][1]), _COPY))
@@ -202,7 +191,7 @@ class RingText:
         inside = list(walk_stmts(stmt))
         if self.is_multiplying or any(isinstance(each, Multiplied) for each in inside):
             return
-        if any(map(self._runs, inside)):
+        if any(isinstance(each, Warp) and each.running for each in inside):
             self.emitter.line("begin_multiplications();")
             self.is_multiplying = True
 
@@ -223,7 +212,3 @@ class RingText:
             emitter.line("commit_multiplications();")
             self._await(sums)
         emitter.names = names
-
-
-def _is_matrix_op(stmt: Stmt) -> bool:
-    return isinstance(stmt, Warp) and stmt.threads == WARPGROUP

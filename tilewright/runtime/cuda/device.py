@@ -258,6 +258,23 @@ class CudaEvent:
 
 # Dynamic shared memory that needs no opt-in: 48 KB including the kernel's static memory.
 _UNASKED = 40 << 10
+_MAP_ALIGNMENT = 128
+
+
+def _with_maps(addresses: Sequence[int], maps: Sequence[bytes]) -> tuple[object, int]:
+    """The arguments of a launch in memory, which the caller keeps until it is made, and the address of the array of
+    their addresses. Tensor maps are aligned as the driver wants them."""
+    size = sum(map(len, maps))
+    memory = (ctypes.c_uint8 * (size + _MAP_ALIGNMENT))()
+    slots = (ctypes.c_uint64 * len(addresses))(*addresses)
+    at = ctypes.addressof(memory) + -ctypes.addressof(memory) % _MAP_ALIGNMENT
+    places = [ctypes.addressof(slots) + 8 * number for number in range(len(addresses))]
+    for each in maps:
+        ctypes.memmove(at, each, len(each))
+        places.append(at)
+        at += len(each)
+    pointers = (ctypes.c_void_p * len(places))(*places)
+    return (memory, slots, pointers), ctypes.addressof(pointers)
 
 
 class CudaFunction:
@@ -275,9 +292,10 @@ class CudaFunction:
         stream: int = 0,
         *,
         dependent: bool = False,
+        maps: Sequence[bytes] = (),
     ) -> None:
         """`dependent`: it may start while the previous kernel in the stream still runs, and waits for its end
-        itself."""
+        itself. `maps`: encoded tensor maps, which it takes behind the addresses."""
         driver = self._driver
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
@@ -288,6 +306,11 @@ class CudaFunction:
             attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             attribute.value.programmaticStreamSerializationAllowed = 1
             config.attrs, config.numAttrs = [attribute], 1
+        if maps:
+            held, parameters = _with_maps(addresses, maps)
+            checked("cuLaunchKernelEx", driver.cuLaunchKernelEx(config, self._handle, parameters, 0))
+            del held
+            return
         values = tuple(addresses)
         kinds = (ctypes.c_void_p,) * len(values)
         checked("cuLaunchKernelEx", driver.cuLaunchKernelEx(config, self._handle, (values, kinds), 0))

@@ -22,6 +22,7 @@ from tilewright.errors import ArtifactMachineError
 from tilewright.runtime.contract import code_of
 from tilewright.runtime.cuda import cublaslt
 from tilewright.runtime.cuda.device import CudaFunction, Device, count
+from tilewright.runtime.cuda.tensor_maps import of_arguments
 from tilewright.runtime.cuda.vendor import VendorStep, loaded_torch, needs_torch
 from tilewright.runtime.plan import Place, Plan, Step, aligned
 
@@ -348,12 +349,14 @@ class _Runner:
             return
         assert step.launch is not None
         function = loaded.functions[step.kernel]
+        kinds = [spec.dtype for spec in loaded.plan.tasks[step.task].inputs]
         function.launch(
             step.extent,
             step.launch.threads,
             addresses,
             loaded.stream.handle,
             dependent=number > 0 and step.launch.awaits and self._may_overlap(number),
+            maps=of_arguments(step.launch.matrix_maps, addresses, kinds),
         )
 
     def _may_overlap(self, number: int) -> bool:

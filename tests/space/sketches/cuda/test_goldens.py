@@ -50,6 +50,16 @@ CASES = [
         lambda: product_task(Product(64, 96, 80, dtype=DType.F32)),
         {"stages": 3, "prefetch": True, "fused": True},
     ),
+    Case(
+        "warpgroups", "f16",
+        lambda: product_task(Product(192, 96, 136, transposed_b=False)),
+        {"bm": 128, "bn": 64, "roles": False},
+    ),
+    Case(
+        "warpgroups", "f16-roles",
+        lambda: product_task(Product(192, 96, 136, transposed_b=False)),
+        {"bm": 128, "bn": 96, "stages": 3, "roles": True},
+    ),
     Case("block-reduction", "f16", dot_products),
     Case("block-reduction", "f16-whole-block", dot_products, {"group": 256, "lanes": 8}),
 ]  # fmt: skip

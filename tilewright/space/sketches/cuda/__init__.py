@@ -1,4 +1,4 @@
-"""Sketches for NVIDIA GPUs: three structures written by hand, for contractions and reductions of any form.
+"""Sketches for NVIDIA GPUs: structures written by hand, for contractions and reductions of any form.
 
 Unlike those for processors, no rules derive them from a task's expressions. Users register theirs with
 `register_sketch`.
@@ -7,6 +7,7 @@ Unlike those for processors, no rules derive them from a task's expressions. Use
 from tilewright.space.sketches.cuda.block_reduction import BlockReduction
 from tilewright.space.sketches.cuda.tensorised import Tensorised
 from tilewright.space.sketches.cuda.tiled import Tiled
+from tilewright.space.sketches.cuda.warpgroups import Warpgroups
 from tilewright.space.template import Template
 
-SKETCHES: tuple[Template, ...] = (Tensorised(), Tiled(), BlockReduction())
+SKETCHES: tuple[Template, ...] = (Tensorised(), Warpgroups(), Tiled(), BlockReduction())

@@ -150,8 +150,9 @@ class CompiledGraph:
         return sum(map(len, self._tables.values()))
 
     def __call__(self, *arguments: Any) -> Any:
-        if self._last is not None:  # Dynamo also guards the gradient mode
-            result = self._last(arguments)
+        last = self._last
+        if last is not None:  # Dynamo also guards the gradient mode
+            result = last(arguments)
             if result is not None:
                 return result
         if torch.is_grad_enabled() and any(
@@ -347,13 +348,15 @@ def _while_the_same(runner: Runner, arguments: Sequence[Any], weights: Sequence[
     run = runner.trusted(arguments) if isinstance(runner, _Whole) else runner
     if not weights:
         return run
-    chosen = _getter(weights)
-    tensors = chosen(arguments)
-    addresses = [*map(_address, tensors)]
-    versions = sum(map(_version, tensors))  # each only grows
+    known = _getter(weights)(arguments)
+    addresses = [*map(_address, known)]
+    versions = sum(map(_version, known))  # each only grows
+    others = [position for position in reversed(range(len(arguments))) if position not in weights]
 
     def checked(arguments: Sequence[Any]) -> Any:
-        tensors = chosen(arguments)
+        tensors = [*arguments]
+        for position in others:  # few: faster than to choose the weights
+            del tensors[position]
         if [*map(_address, tensors)] == addresses and sum(map(_version, tensors)) == versions:
             return run(arguments)
         return None
@@ -366,8 +369,7 @@ _address, _version = torch.Tensor.data_ptr, operator.attrgetter("_version")
 
 def _holds(tensor: torch.Tensor, size: int) -> bool:
     """Whether its storage has this many bytes from its first element on."""
-    held = tensor.untyped_storage().nbytes()
-    return held == size or held >= size + tensor.storage_offset() * tensor.itemsize
+    return bool(tensor.untyped_storage().nbytes() >= size + tensor.storage_offset() * tensor.itemsize)
 
 
 def _getter(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
@@ -467,13 +469,17 @@ class _Whole:
             return self
 
         sizes = [spec.bytes for spec in model.plan.inputs]
+        wanted = [*zip(self._positions, sizes, strict=True)]
 
         def run(arguments: Sequence[Any]) -> Any:
-            tensors = inputs(arguments)
-            addresses = [*map(_address, tensors)]
-            # No guard knows whether a storage was shrunk or freed; an ordinary call then reports the error.
-            if not all(map(_holds, tensors, sizes)) or not all(addresses):
-                return model.flat(tensors)
+            addresses = []
+            for position, size in wanted:
+                tensor = arguments[position]
+                address = tensor.data_ptr()
+                # No guard knows whether a storage was shrunk or freed; an ordinary call then reports the error.
+                if not address or not (tensor.untyped_storage().nbytes() == size or _holds(tensor, size)):
+                    return model.flat(inputs(arguments))
+                addresses.append(address)
             return model.at(addresses)
 
         return run

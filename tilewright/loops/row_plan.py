@@ -9,6 +9,8 @@ Slow passes prefetch the next rows, which arrive while the current ones are comp
 everything used until then fits there too, otherwise into L2, because a line that is evicted early is read twice. A
 row that is only read, in a single pass, is prefetched one page ahead, where the hardware prefetcher stops.
 
+A row of 16-bit floats that several passes read is converted to f32 once, in the first one, if it then stays in L1.
+
 Non-temporal stores write whole lines. If rows do not end at a line, as many as together end at one are put into
 scratch memory, the stage, and written from there. Such a row of a few vectors is unrolled and stays in registers from
 its first pass to the last.
@@ -24,6 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tilewright import te
+from tilewright.dtypes import DType
 from tilewright.hw import CpuMachine
 from tilewright.loops.formula import Formula, Reduction
 from tilewright.loops.ir import SCRATCH_LIMIT, Buffer, Scope
@@ -52,6 +55,7 @@ _SHORTEST_ALONE = 512  # the same if the prefetcher does not follow several rows
 # Shares of the part of L2 usable as scratch memory: for results that wait for their line, and for values kept of the
 # previous and the current rows.
 _STAGED, _KEPT_TWICE = 4, 2
+_KEPT_IN_L1 = 3  # the part of L1 that converted rows may fill
 _REPEATED = 1.1  # rows computed over rows needed, if the last few overlap
 AHEAD = 4 << 10  # prefetch distance in bytes: short, in L1
 _FAR_AHEAD = 16 << 10  # the same in L2
@@ -80,7 +84,7 @@ class RowPass:
 
 @dataclass(frozen=True)
 class KeptValue:
-    """An expression over the axes of `reduction` that is stored during it, and read for the result."""
+    """An expression over the axes of `reduction` that is stored during it, and read by later passes and the result."""
 
     reduction: Reduction
     expr: te.Expr
@@ -129,6 +133,7 @@ class RowPlan:
     groups: int  # in a chunk
     in_registers: bool
     kept: KeptValue | None
+    widened: KeptValue | None  # the row in f32, if it is converted once
     fetches: tuple[RowPrefetch, ...]
     fetching: tuple[
         int, ...
@@ -147,6 +152,7 @@ class RowPlan:
     def __str__(self) -> str:
         words = ", ".join(f"{r.kind} of {r.length}" for r in self.formula.reductions)
         words += f", kept in {self.kept.buffer.scope.value}" if self.kept else ""
+        words += ", converted once" if self.widened else ""
         words += ", streamed" if self.streamed else ""
         words += f" in {self.stage.rows} rows at a time" if self.stage else ""
         return words + (", delayed by a row" if self.delayed else "")
@@ -183,6 +189,7 @@ def row_plan_of(formula: Formula, machine: CpuMachine, on_chip: bool = False) ->
         groups=groups,
         in_registers=in_registers,
         kept=kept,
+        widened=None if streamed else _widened(formula, machine, rows=together),
         fetches=() if only_read else _fetches(formula, machine, loads, together, kept, delayed=delayed),
         fetching=(last,) if delayed else _slow_passes(formula),
         a_page_ahead=_a_page_ahead(formula, machine, loads) if only_read else (),
@@ -336,6 +343,25 @@ def _kept(formula: Formula, machine: CpuMachine, scope: Scope, *, rows: int) -> 
             if expr in needed and is_expensive(expr, reduction.axes):
                 pitch = reduction.length + _lanes(reduction, formula, machine)
                 return KeptValue(reduction, expr, Buffer("kept", expr.dtype, rows * pitch, scope), pitch)
+    return None
+
+
+def _widened(formula: Formula, machine: CpuMachine, *, rows: int) -> KeptValue | None:
+    """The elements of the row that the first pass and a later one, or the result, convert from 16 bits."""
+    first, *later = formula.reductions
+    pitch = first.length + _lanes(first, formula, machine)
+    buffer = Buffer("widened", DType.F32, rows * pitch, Scope.SCRATCH)
+    if buffer.size * buffer.dtype.bytes > machine.caches.l1 // _KEPT_IN_L1:
+        return None
+    read_again: set[te.Expr] = set()
+    for axes, body in [(r.axes, r.body) for r in later] + [(columns_in_order(formula), formula.value)]:
+        if same_extents(axes, first.axes):
+            read_again |= set(
+                te.walk(simplify(te.substitute(body, dict(zip(axes, first.axes, strict=True)))))
+            )
+    for expr in computable_anywhere(simplify(first.body)):
+        if isinstance(expr, te.Cast) and te.element(expr) is not None and expr in read_again:
+            return KeptValue(first, expr, buffer, pitch)
     return None
 
 

@@ -252,12 +252,13 @@ class _Rows:
             return expr if inside is None else te.select(inside, expr, otherwise)
 
         stmts: list[Stmt] = []
-        body, kept = at(simplify(reduction.body)), self.plan.kept
-        if kept is not None and kept.reduction == reduction:
-            value, coord = at(kept.expr), at(self._coord_of_kept(kept, reduction.axes))
-            loaded = te.Load(kept.buffer, (coord,))
-            stmts.append(Store(kept.buffer, coord, guarded(value, te.const(0, value.dtype))))
-            body = te.rewrite(body, lambda node: loaded if node == value else None)
+        body, read = simplify(reduction.body), self._kept_by(reduction)
+        for number, kept in enumerate(read):
+            if kept.reduction == reduction:
+                value = at(self._with_kept(read[:number], reduction.axes, kept.expr))
+                coord = at(self._coord_of_kept(kept, reduction.axes))
+                stmts.append(Store(kept.buffer, coord, guarded(value, te.const(0, value.dtype))))
+        body = at(self._with_kept(read, reduction.axes, body))
         body = guarded(body, te.reduce_identity(reduction.kind, partial.dtype))
         more = combined(reduction, self.formula, te.Load(partial, (element,)), body)
         return block(*stmts, Store(partial, element, more))
@@ -390,14 +391,26 @@ class _Rows:
         coord = self.row * kept.pitch + row_major(axes)
         return coord + self.group % 2 * (self.plan.together * kept.pitch) if self.plan.delayed else coord
 
-    def _value(self, results: Mapping[Buffer, te.Expr]) -> te.Expr:
-        value, kept = self.formula.value, self.plan.kept
-        if kept is not None:
-            renamed = dict(zip(self.plan.columns, kept.reduction.axes, strict=True))
-            loaded = te.Load(kept.buffer, (self._coord_of_kept(kept, self.plan.columns),))
+    def _kept_by(self, reduction: Reduction) -> list[KeptValue]:
+        """What a pass stores, or reads from an earlier one."""
+        widened, kept = self.plan.widened, self.plan.kept
+        found = [widened] if widened and same_extents(widened.reduction.axes, reduction.axes) else []
+        return [*found, kept] if kept is not None and kept.reduction == reduction else found
+
+    def _with_kept(self, kept: Sequence[KeptValue], axes: Sequence[te.Var], expr: te.Expr) -> te.Expr:
+        """`expr` over `axes` with what is kept read from memory. A value that contains others comes after them."""
+        for each in reversed(kept):
+            if not same_extents(each.reduction.axes, axes):
+                continue
+            renamed = dict(zip(axes, each.reduction.axes, strict=True))
+            loaded = te.Load(each.buffer, (self._coord_of_kept(each, axes),))
 
             def rule(node: te.Expr) -> te.Expr | None:
-                return loaded if simplify(te.substitute(node, renamed)) == kept.expr else None
+                return loaded if simplify(te.substitute(node, renamed)) == each.expr else None  # noqa: B023
 
-            value = te.rewrite(value, rule)
-        return with_results(value, results)
+            expr = te.rewrite(expr, rule)
+        return expr
+
+    def _value(self, results: Mapping[Buffer, te.Expr]) -> te.Expr:
+        kept = [each for each in (self.plan.widened, self.plan.kept) if each is not None]
+        return with_results(self._with_kept(kept, self.plan.columns, self.formula.value), results)

@@ -374,6 +374,13 @@ def _as_stored(value: Expr, dtype: DType) -> Expr | None:
     return None if then is None or other is None else Select(value.cond, then, other)
 
 
+def element(value: Expr) -> Load | None:
+    """The load that a value is, possibly widened from 16 bits to f32; None if it computes more than that."""
+    if isinstance(value, Cast) and value.dtype is DType.F32 and value.value.dtype.is_half:
+        value = value.value
+    return value if isinstance(value, Load) else None
+
+
 def call(op: str, *args: Expr | Number) -> Expr:
     """`op` applied to `args`; plain numbers take the type of the first expression among them."""
     scalar = SCALARS[op]

@@ -54,6 +54,7 @@ KINDS: dict[str, tuple[Made, set[str]]] = {
 READING = {
     "matmul": {"contraction"},
     "3x3, channels last": {"contraction"},
+    "1x1, channels first": {"contraction_transposed"},
     "depthwise": {"depthwise_channels_first"},
     "depthwise, odd": {"depthwise_channels_first"},
 }

@@ -244,7 +244,7 @@ class AppliedContractionTransposed(AppliedContraction):
 def packs(gemm: TransposedGemm) -> bool:
     """Whether the rows of a register tile are contiguous for every step of K, so that a block can be stored tile by
     tile."""
-    return len(gemm.image) == 1 and isinstance(gemm.data, te.Load) and gemm.step(gemm.image[0]) == 1
+    return len(gemm.image) == 1 and te.element(gemm.data) is not None and gemm.step(gemm.image[0]) == 1
 
 
 def vectors_of(rows: int) -> list[int]:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tilewright import te
-from tilewright.dtypes import DType
 from tilewright.loops.formula import Formula, Reduction
 from tilewright.loops.guards import conjuncts
 from tilewright.loops.ir import Buffer
@@ -326,11 +325,10 @@ def run_of(value: te.Expr, positions: Sequence[te.Var]) -> ContiguousRun | None:
     if isinstance(value, te.Select) and isinstance(value.other, te.Const):
         border = value.other
         conditions, value = conjuncts(value.cond), value.then
-    if isinstance(value, te.Cast) and value.dtype is DType.F32 and value.value.dtype.is_half:
-        value = value.value
-    if not isinstance(value, te.Load):
+    load = te.element(value)
+    if load is None:
         return None
-    form = linear(value.indices[0])
+    form = linear(load.indices[0])
     if any(not isinstance(atom, te.Var) and set(positions) & te.variables(atom) for atom in form.terms):
         return None
     first, dense = len(positions), 1
@@ -349,7 +347,7 @@ def run_of(value: te.Expr, positions: Sequence[te.Var]) -> ContiguousRun | None:
     inside = [n for n in range(positions[first].extent) if all(holds(c, positions[first], n) for c in own)]
     if not inside or inside != list(range(inside[0], inside[-1] + 1)):
         return None
-    return ContiguousRun(first, inside[0], inside[-1] + 1, value, te.all_of(outer_guards), border)
+    return ContiguousRun(first, inside[0], inside[-1] + 1, load, te.all_of(outer_guards), border)
 
 
 def holds(cond: te.Expr, var: te.Var, value: int) -> bool:

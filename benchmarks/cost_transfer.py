@@ -220,7 +220,7 @@ def attention(kernel: Kernel, gpu: str, known: int, seed: int, device: str) -> l
     what = Known(kernel, gpu, known, seed)
     tables = [kernel.table(other, at, kernel.seconds[other][at]) for other, at in what.others.items()]
     settings = TrainingSettings(
-        steps=STEPS[known], tables=4, configs=min(known, 64), rate=2e-3, decay=0.05, dropout=0.0, ranking=1.0,
+        steps=steps_of(known), tables=4, configs=min(known, 64), rate=2e-3, decay=0.05, dropout=0.0, ranking=1.0,
         absolute=0.0, seed=seed, levels=("machine", "terms", "knob"), residual=False,
         trees=0,
     )  # fmt: skip
@@ -263,6 +263,11 @@ def attention(kernel: Kernel, gpu: str, known: int, seed: int, device: str) -> l
     return found
 
 
+def steps_of(known: int) -> int:
+    """The steps of training."""
+    return 250 + known // 2
+
+
 def corrected(
     predicted: np.ndarray, rows: np.ndarray, seconds: np.ndarray, measured: list[int]
 ) -> np.ndarray:
@@ -287,7 +292,8 @@ def boosted(kernel: Kernel, gpu: str, known: int, seed: int, sees_machine: bool)
         order = np.argsort(what.trees(measured, sees_machine=sees_machine), kind="stable")
         return [int(at) for at in order if at not in set(measured)][:count]
 
-    first, half = chosen_next([], TRIED), chosen_next([], MEASURED // 2)
+    first = chosen_next([], TRIED)
+    half = first[: MEASURED // 2]
     after, rest = chosen_next(what.random, TRIED), chosen_next(half, MEASURED // 2)
     return Trial(
         kernel.name, gpu, known, seed, TREES[sees_machine], share(what.seconds, first),
@@ -324,7 +330,6 @@ def other_tables(kernel: Kernel, gpu: str) -> Trial:
 
 ALL_TABLES = "all tables of the others"
 TREES = ("boosted trees on knobs", "boosted trees on knobs and machine")
-STEPS = {50: 250, 100: 300, 300: 400}
 
 
 def _one(job: tuple[Path, str, str, int, int, str, str]) -> list[Trial]:

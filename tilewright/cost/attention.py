@@ -1,4 +1,4 @@
-"""The attention model: a network trained on many tasks and machines predicts the errors of the analytical model.
+"""The attention model: a network and trees, trained on many tasks and machines, predict errors of the analytical model.
 
 Before anything is measured, it adds what the network has learned from other tasks and machines. With each round of
 trials it adapts: the network's weights stay as they are, and what the boosted model learns with corrects it for

@@ -198,7 +198,7 @@ def ablation_lines(name: str, network: Network, terms: Terms) -> list[str]:
         "without importance of layers": {"importance": False},
         "two loops: random hardware, exact mapper": {"descend": False},
     }
-    alone = {
+    alone: dict[str, Callable[..., Design | None]] = {
         "two loops: Bayesian hardware, random mappings": partial(two_loops, search="bayesian"),
         "descent and rounding, without the exact mapper": descended,
         "descent and rounding, without importance of layers": partial(descended, importance=False),

@@ -198,7 +198,7 @@ def ablation_lines(name: str, network: Network, terms: Terms) -> list[str]:
         "without importance of layers": {"importance": False},
         "two loops: random hardware, exact mapper": {"descend": False},
     }
-    alone = {
+    alone: dict[str, Callable[..., Design | None]] = {
         "two loops: Bayesian hardware, random mappings": partial(two_loops, search="bayesian"),
         "descent and rounding, without the exact mapper": descended,
         "descent and rounding, without importance of layers": partial(descended, importance=False),
@@ -243,7 +243,21 @@ def descent_lines(name: str, network: Network, terms: Terms) -> list[str]:
     best = median(next(iter(runs.values()))).edp
     lines = _head(name, network)
     lines[2] = lines[2].replace("to this search", "to the first row")
-    return [*lines, *(_row(best, label, each) for label, each in runs.items()), ""]
+    first, *others = runs
+    paired = [f"{label}: {_paired(runs[label], runs[first])}" for label in others]
+    return [
+        *lines,
+        *(_row(best, label, each) for label, each in runs.items()),
+        "",
+        f"EDP over the first row's, seed by seed ({len(terms.seeds)} of them; geometric mean, with its standard"
+        f" error): {'; '.join(paired)}.",
+        "",
+    ]
+
+
+def _paired(runs: list[Run], others: list[Run]) -> str:
+    logs = np.log([run.edp / other.edp for run, other in zip(runs, others, strict=True)])
+    return f"{math.exp(logs.mean()):.3f} ± {logs.std(ddof=min(1, len(logs) - 1)) / math.sqrt(len(logs)):.3f}"
 
 
 def _correction_runs(network: Network, terms: Terms) -> dict[str, list[Run]]:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 import tilewright
+from gemmini_rtl import DRAM_BYTES
 from tilewright.codegen.gemmini.rtl import Rtl
 from tilewright.hw.gemmini import GemminiMachine
 from tilewright.runtime.gemmini import Functional
@@ -92,7 +93,9 @@ def main() -> int:
         hot = [(name, kernel) for name, kernels in programs.items() for kernel in kernels[: given.rtl]]
         largest = max(kernel.header.dram_bytes for _, kernel in hot)
         with tempfile.TemporaryDirectory() as folder:
-            rtl = Rtl(GemminiMachine(), given.folder or Path(folder), dram_bytes=1 << largest.bit_length())
+            # At least as much as for layers, so that one build in --folder serves both.
+            size = max(DRAM_BYTES, 1 << largest.bit_length())
+            rtl = Rtl(GemminiMachine(), given.folder or Path(folder), dram_bytes=size)
             for name, kernel in hot:
                 line = on_rtl(rtl, kernel)
                 wrong |= "DIFFERENT" in line

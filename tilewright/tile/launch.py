@@ -109,7 +109,7 @@ class WarmLaunches:
         for value, constexpr in zip(given, self._constexprs, strict=True):
             kind = type(value)
             if constexpr:
-                key.append(constexpr_key(value))
+                key.append((kind, value) if kind is int or kind is bool else constexpr_key(value))
                 continue
             key.append(kind)
             if kind is int:
@@ -150,5 +150,5 @@ class WarmLaunches:
         if self._divisors:
             key.extend([value & -value & 15 for value in values if type(value) is int])
         if options:
-            key.append(tuple(sorted(options.items())))
+            key.append(tuple(options.items() if len(options) == 1 else sorted(options.items())))
         return tuple(key), values, given

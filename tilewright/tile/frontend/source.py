@@ -6,7 +6,7 @@ import ast
 import inspect
 import textwrap
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,10 +77,24 @@ Captured = Sequence[
 def is_current(captured: Captured) -> bool:
     """Whether the outside names that a kernel uses still have the same values: constants, functions and modules."""
     for owner, name, value in captured:
+        if _namespace(owner, name).get(name, _MISSING) is value:
+            continue
         found, now = lookup(owner, name)
         if not found or not _same(now, value):
             return False
     return True
+
+
+_MISSING = object()
+
+
+def _namespace(owner: Owner, name: str) -> Mapping[str, Any]:
+    """Where `lookup` finds most names: for launches, which ask each time."""
+    if type(owner) is types.ModuleType:
+        return owner.__dict__
+    if type(owner) is types.FunctionType and not owner.__dict__ and name not in owner.__code__.co_freevars:
+        return owner.__globals__
+    return {}
 
 
 def _same(one: Any, other: Any) -> bool:

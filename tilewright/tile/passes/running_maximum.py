@@ -1,8 +1,8 @@
 """A running maximum rescales what has been added up once for several iterations of its loop.
 
     for %i in range(0, %n, 8)               the first iteration as it is; then
-        carrying %best, %total:             for %g in range(8, %n, 128) carrying %best, %total:
-      %x = <%i>                               for %i in range(%g, min(%g + 128, %n), 8) carrying %now = %best:
+        carrying %best, %total:             for %g in range(8, %n, 64) carrying %best, %total:
+      %x = <%i>                               for %i in range(%g, min(%g + 64, %n), 8) carrying %now = %best:
       %now = max %best, %x            ->        %now = max %now, <%i>
       %total = %total * exp(%best - %now)     %start = %total * exp(%best - %now)
                + exp(%x - %now)               for %i in the same range carrying %total = %start:
@@ -30,7 +30,7 @@ from tilewright.tile.ops import OPS
 from tilewright.tile.passes.exponents import puts_back, through_views
 from tilewright.tile.passes.rewrite import Rewriter
 
-_TOGETHER = 16  # iterations, if the tiles are small
+_TOGETHER = 8  # iterations, if the tiles are small
 _BYTES = 1 << 14  # of the tiles of these iterations at most: they are read twice
 _LARGEST = 1 << 30  # of steps: then no number of the new loops' bounds wraps around
 _HARMLESS = (Effect.PURE, Effect.READ)

@@ -92,29 +92,32 @@ class _Compiled:
         kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
         self._run: Callable[..., None] = kind(self._kernel)
         self._pack = struct.Struct("=3q" + "".join(_slot(param) for param in program.params)).pack_into
-        self._slots = 3 + len(program.params)
-        self._threads = count
+        self._slots = ctypes.c_uint64 * (3 + len(program.params))
+        self._threads = threads.resolve(count) if count else None
+        self._spread: tuple[threads.Launcher, Callable[..., None]] | None = None
 
     def __call__(self, grid: tuple[int, int, int], values: Sequence[Any], /) -> None:
-        slots = (ctypes.c_uint64 * self._slots)()
+        slots = self._slots()
         self._pack(slots, 0, *grid, *values)
         extent = grid[0] * grid[1] * grid[2]
-        count = min(threads.resolve(self._threads), extent)
+        count = min(self._threads or threads.resolve(None), extent)
         address = ctypes.addressof(slots)
         if count > 1:
             launcher = threads.launcher()
             count = launcher.prepare(count)
             if count > 1:
-                code = native.native()
-                spread = code.launch_openmp if launcher.runtime == "openmp" else code.launch_pool
-                _launch(spread)(launcher.address, self._kernel, address, extent, count)
+                spread = self._spread
+                if spread is None or spread[0] is not launcher:
+                    self._spread = spread = launcher, _launch(launcher)
+                spread[1](launcher.address, self._kernel, address, extent, count)
                 return
         self._run(address, 0, extent)
 
 
-@lru_cache(maxsize=4)
-def _launch(address: int) -> Callable[..., None]:
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
+def _launch(launcher: threads.Launcher) -> Callable[..., None]:
+    """The C function that runs a kernel's instances on the threads of a launcher."""
+    code, pointer, number = native.native(), ctypes.c_void_p, ctypes.c_int64
+    address = code.launch_openmp if launcher.runtime == "openmp" else code.launch_pool
     return ctypes.CFUNCTYPE(None, pointer, pointer, pointer, number, number)(address)
 
 

@@ -229,7 +229,7 @@ class Ring:
 
 
 @dataclass(frozen=True)
-class Matrix:
+class SourceMatrix:
     """An input as a matrix of contiguous rows that are `stride` elements apart."""
 
     buffer: Buffer
@@ -246,7 +246,7 @@ class BoxCopy:
 
     buffer: Buffer
     index: Expr
-    source: Matrix
+    source: SourceMatrix
     row: Expr
     column: Expr
     box: Box

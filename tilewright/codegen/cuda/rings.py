@@ -16,13 +16,13 @@ from tilewright.loops.ir import (
     Buffer,
     Fill,
     Filled,
-    Matrix,
     Multiplied,
     Program,
     Release,
     Ring,
     Roles,
     Scope,
+    SourceMatrix,
     Stmt,
     Warp,
     walk_stmts,
@@ -37,7 +37,7 @@ _COPY, _COPY_TO_ALL = "copy_box", "copy_box_to_all"
 
 
 def maps_of(program: Program) -> tuple[MatrixMap, ...]:
-    """The tensor maps that a launch passes, behind the program's buffers."""
+    """The tensor maps that a launch passes, after the program's buffers."""
     names = [buffer.name for buffer in program.params]
     return tuple(
         MatrixMap(
@@ -47,7 +47,7 @@ def maps_of(program: Program) -> tuple[MatrixMap, ...]:
     )
 
 
-def _mapped(program: Program) -> list[tuple[Matrix, Box]]:
+def _mapped(program: Program) -> list[tuple[SourceMatrix, Box]]:
     copies = (stmt for stmt in walk_stmts(program.body) if isinstance(stmt, BoxCopy))
     return list(dict.fromkeys((copy.source, _own_part(copy, program)) for copy in copies))
 
@@ -107,9 +107,9 @@ class RingText:
             for ring in self.barriers:
                 with self.emitter.braces(f"for (int slot = 0; slot < {ring.slots}; ++slot)"):
                     line(f"begin_barrier({self._name(ring)} + {BARRIER_BYTES} * slot, 1);")
-                    behind = f"{BARRIER_BYTES} * (slot + {ring.slots})"
+                    after = f"{BARRIER_BYTES} * (slot + {ring.slots})"
                     readers = self.threads // WARP * (self.program.together if ring in self.shared else 1)
-                    line(f"begin_barrier({self._name(ring)} + {behind}, {readers});")
+                    line(f"begin_barrier({self._name(ring)} + {after}, {readers});")
             line("fence_barriers();")
         if self.shared:
             line("const unsigned rank = rank_in_cluster();")

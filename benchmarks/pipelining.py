@@ -153,12 +153,12 @@ def chosen(shape: Shape, machine: Any, count: int, drawn: int) -> dict[str, list
     """For each variant, and for the template, ranked configs."""
     from gpu_gemm import rank
     from tilewright.space.sketches.cuda.tensorised import Tensorised
-    from tilewright.space.sketches.cuda.warpgroups import Warpgroups
+    from tilewright.space.sketches.cuda.warpgroups import WarpgroupMatmul
     from tilewright.space.template import GpuWork
     from tilewright.space.templates.cuda.matmul import TensorCores
 
     work = GpuWork(task_of(shape), machine)
-    everything = {"tensorised": rank(work, [Tensorised()]), "warpgroups": rank(work, [Warpgroups()])}
+    everything = {"tensorised": rank(work, [Tensorised()]), "warpgroups": rank(work, [WarpgroupMatmul()])}
     found = {}
     for name, variant in VARIANTS.items():
         fitting = [each for each in everything[variant.sketch] if variant.fits(dict(each.config.values))]
@@ -313,7 +313,7 @@ def xla_microseconds(shape: Shape) -> float | None:
 
 
 def wanted_shapes(options: argparse.Namespace) -> list[Shape]:
-    """Those that are asked for and not measured yet."""
+    """Those that are wanted and not measured yet."""
     return [shape for shape in SHAPES if options.only in shape.name and shape.name not in options.done]
 
 

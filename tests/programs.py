@@ -38,7 +38,7 @@ from tilewright.space.implementation import Implementation, Kernel
 from tilewright.space.sketches.cuda.block_reduction import BlockReduction
 from tilewright.space.sketches.cuda.tensorised import Tensorised
 from tilewright.space.sketches.cuda.tiled import Tiled
-from tilewright.space.sketches.cuda.warpgroups import Warpgroups
+from tilewright.space.sketches.cuda.warpgroups import WarpgroupMatmul
 from tilewright.space.space import Config
 from tilewright.space.template import GpuWork, Template, Work
 from tilewright.space.templates.cpu import TEMPLATES
@@ -103,7 +103,7 @@ GPU_SKETCHES: dict[str, Template] = {
     "tensorised": Tensorised(),
     "tiled": Tiled(),
     "block-reduction": BlockReduction(),
-    "warpgroups": Warpgroups(),
+    "warpgroups": WarpgroupMatmul(),
 }
 GPU_TEMPLATES: dict[str, Template] = {
     "product": TensorCores(),

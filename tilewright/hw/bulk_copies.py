@@ -64,10 +64,18 @@ def copy_box(box: Box) -> Intrinsic:
     )
 
 
-def function_text(intrinsic: Intrinsic, name: str) -> str:
+def function_text(intrinsic: Intrinsic, name: str, *, multicast: bool = False) -> str:
     """A CUDA function around the instruction: the address in shared memory, the tensor map, the column and the row of
-    the box's first element, and the barrier."""
+    the box's first element, and the barrier. `multicast`: also the blocks of a cluster, as bits, which all get it at
+    the same address, with their own barriers."""
     assert isinstance(intrinsic.emit, PtxAssembly)
+    if multicast:
+        return (
+            f"__device__ inline void {name}(unsigned to, const TensorMap& map, int column, int row, unsigned barrier,"
+            " u16 blocks) {\n"
+            f'  asm volatile("{intrinsic.emit.mnemonic}.multicast::cluster [%0], [%1, {{%2, %3}}], [%4], %5;"\n'
+            '    :: "r"(to), "l"(&map), "r"(column), "r"(row), "r"(barrier), "h"(blocks) : "memory");\n}\n'
+        )
     return (
         f"__device__ inline void {name}(unsigned to, const TensorMap& map, int column, int row, unsigned barrier) {{\n"
         f'  asm volatile("{intrinsic.emit.mnemonic} [%0], [%1, {{%2, %3}}], [%4];"\n'

@@ -229,7 +229,7 @@ class Ring:
 
 
 @dataclass(frozen=True)
-class Matrix:
+class SourceMatrix:
     """An input as a matrix of contiguous rows that are `stride` elements apart."""
 
     buffer: Buffer
@@ -241,14 +241,16 @@ class Matrix:
 @dataclass(frozen=True)
 class BoxCopy:
     """Copy the box of `source` whose first element is at (`row`, `column`) to scratch memory, from `index` on. The
-    chunks of its rows are swizzled there (`hw/bulk_copies.py`)."""
+    chunks of its rows are swizzled there (`hw/bulk_copies.py`). `shared`: it is the same for the blocks of a cluster
+    (`Program.together`), each of which copies a part of it to all of them."""
 
     buffer: Buffer
     index: Expr
-    source: Matrix
+    source: SourceMatrix
     row: Expr
     column: Expr
     box: Box
+    shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -392,8 +394,9 @@ class Program:
 
     `decisions` describes the schedule's choices, for `explain`. `packings` says in which order the elements of each
     input are expected; None, or beyond its end: unchanged. `cluster`: on a GPU, the number of blocks that share the
-    threads of an iteration; they share no scratch memory. `unpipelined`: the same program before its loops were
-    pipelined, if they were.
+    threads of an iteration; they share no scratch memory. `together`: the number of neighbouring iterations whose
+    blocks run at the same time, as a cluster. `unpipelined`: the same program before its loops were pipelined, if they
+    were.
     """
 
     name: str
@@ -402,6 +405,7 @@ class Program:
     decisions: str = ""
     packings: tuple[Packing | None, ...] = ()
     cluster: int = 1
+    together: int = 1
     unpipelined: Program | None = field(default=None, compare=False, repr=False)
 
     @property

@@ -80,7 +80,7 @@ class Rings:
         counts.filled += 1
         if not self.may_fill(ring, number):
             raise UnorderedAccess(
-                f"iteration {number} of {ring.name} overwrites a slot that was not released: nobody else can do that"
+                f"iteration {number} of {ring.name} overwrites a slot that was not released"
             )
         for copy, index, _, _ in boxes:
             self._check_unread(copy, index)

@@ -61,7 +61,8 @@ def print_expr(expr: Expr) -> str:
 
 def print_program(program: Program) -> str:
     params = ", ".join(f"{b.name}: {b.dtype.short}[{b.size}]" for b in program.params)
-    lines = [f"program {program.name}({params})"]
+    together = f", {program.together} blocks together" if program.together > 1 else ""
+    lines = [f"program {program.name}({params}){together}"]
     lines += [f"  {b.scope.value} {b.name}: {b.dtype.short}[{b.size}]" for b in local_buffers(program)]
 
     def visit(stmt: Stmt, depth: int) -> None:
@@ -147,7 +148,8 @@ def _box_copy(copy: BoxCopy) -> str:
     source, box = copy.source, copy.box
     first = f"{source.buffer.name}[{print_expr(copy.row)}, {print_expr(copy.column)}]"
     matrix = f"[{source.rows}, {source.columns}] by {source.stride}"
-    return f"copy {copy.buffer.name}[{print_expr(copy.index)}] <- {first} x [{box.rows}, {box.columns}] of {matrix}"
+    word = "copy together" if copy.shared else "copy"
+    return f"{word} {copy.buffer.name}[{print_expr(copy.index)}] <- {first} x [{box.rows}, {box.columns}] of {matrix}"
 
 
 def _location(location: Location) -> str:

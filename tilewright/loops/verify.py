@@ -13,6 +13,7 @@ from tilewright.hw.gpu import WARP
 from tilewright.hw.intrinsics import Fragment, Intrinsic
 from tilewright.hw.memory import LOOP_SCOPES
 from tilewright.hw.warpgroups import ATOM_ROWS, ROW_BYTES
+from tilewright.loops.clusters import may_be_shared
 from tilewright.loops.guards import Guard, bounds_under
 from tilewright.loops.ir import (
     SCRATCH_LIMIT,
@@ -92,6 +93,8 @@ class _Verifier:
         held = sum(buffer.size * buffer.dtype.bytes for buffer in scratch)
         if held > SCRATCH_LIMIT:
             self.fail(f"{held} bytes of scratch memory, of at most {SCRATCH_LIMIT}")
+        if self.program.parallel_extent % self.program.together:
+            self.fail(f"{self.program.parallel_extent} blocks in clusters of {self.program.together}")
         self.statement(self.program.body, outermost=True)
         for buffer, elements in self.awaited:
             self.defined(buffer, elements)
@@ -400,6 +403,14 @@ class _Verifier:
                 f" {source.stride} elements apart"
             )
         self.bound(copy.index, copy.row, copy.column)
+        if copy.shared:
+            blocks = next((loop.var for loop in self.loops if loop.kind is Kind.PARALLEL), None)
+            if (
+                blocks is None
+                or not may_be_shared(copy, blocks, self.program.together)
+                or self.role != "producer"
+            ):
+                self.fail(f"a box of {name} is not the same for {self.program.together} neighbouring blocks")
         atom = ATOM_ROWS * box.columns
         if divisor_of(simplify(copy.index)) % atom or copy.buffer.size % atom:
             self.fail(f"a box in {copy.buffer.name} does not begin at a multiple of {atom} elements")

@@ -111,7 +111,7 @@ def _cuda() -> Catalog:
     from tilewright.space.libraries import LIBRARIES
     from tilewright.space.sketches.cuda import SKETCHES
     from tilewright.space.sketches.cuda.block_reduction import BlockReduction
-    from tilewright.space.sketches.cuda.warpgroups import Warpgroups
+    from tilewright.space.sketches.cuda.warpgroups import WarpgroupMatmul
     from tilewright.space.templates.cuda import TEMPLATES
     from tilewright.space.templates.cuda.default import Default, is_hopeless
 
@@ -124,7 +124,7 @@ def _cuda() -> Catalog:
         Default(),
         is_hopeless,
         trusted_sketches=(BlockReduction.name,),
-        only_tuned=(Warpgroups.name,),
+        only_tuned=(WarpgroupMatmul.name,),
         sketch_names=tuple(sketch.name for sketch in SKETCHES),
         predicts_default=True,
     )

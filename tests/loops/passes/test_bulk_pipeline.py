@@ -26,11 +26,11 @@ from tilewright.loops.ir import (
     For,
     If,
     Kind,
-    Matrix,
     Program,
     Release,
     Roles,
     Scope,
+    SourceMatrix,
     Stmt,
     Store,
     block,
@@ -57,7 +57,7 @@ def threads(stmt: Stmt) -> Stmt:
 
 
 def box(row: te.Expr = k) -> BoxCopy:
-    matrix = Matrix(X, HEIGHT, WIDTH, WIDTH)
+    matrix = SourceMatrix(X, HEIGHT, WIDTH, WIDTH)
     return BoxCopy(TILE, FIRST, matrix, row * ROWS, FIRST, Box(F32, ROWS, COLUMNS))
 
 
@@ -290,7 +290,7 @@ def test_the_verifier_knows_rings() -> None:
     )
     verifier_fails(boxes(lambda c: replace(c, index=c.index + 256)), "is accessed at")
     verifier_fails(boxes(lambda c: replace(c, box=Box(F32, 8, 12))), "a box of 8 rows of 48 bytes")
-    wide = Matrix(X, HEIGHT + 1, WIDTH, WIDTH)
+    wide = SourceMatrix(X, HEIGHT + 1, WIDTH, WIDTH)
     verifier_fails(boxes(lambda c: replace(c, source=wide)), "is no matrix of 38 x 28")
     assert isinstance(made.body, Roles)
     swapped = replace(made.body, producer=made.body.consumer, consumer=made.body.producer)

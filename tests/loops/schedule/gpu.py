@@ -111,6 +111,7 @@ def warpgroups(
     *,
     specialise: bool = True,
     copy: str = "bulk",
+    cluster: int = 1,
 ) -> Schedule:
     """`relu_of_matmul` with `wgmma`, 64 rows of results for each warpgroup, and tiles that the copy engine brings."""
     bm, bn, bk = block
@@ -125,7 +126,7 @@ def warpgroups(
     s = s.tensorise("product.i0.i", warpgroup_multiply(bn, dtype)).bind("out.i0.i.o", "warpgroup.x")
     s = s.bind("out.i0.o", "block.y").bind("out.i1.o", "block.x")
     for tile in ("a.tile", "b.tile"):
-        s = s.pipeline(tile, stages, copy=copy, specialise=specialise)
+        s = s.pipeline(tile, stages, copy=copy, specialise=specialise, cluster=cluster)
     return s
 
 

@@ -32,7 +32,7 @@ from tilewright.errors import MissingDependencyError, PipelineError, ScheduleErr
 from tilewright.hw.gpu import A100, H200
 from tilewright.hw.warpgroups import role_registers, warpgroup_multiply
 from tilewright.loops.interpret import UnorderedAccess, interpret_program
-from tilewright.loops.ir import Block, Fill, Multiplied, Roles, Stmt, Warp, walk_stmts
+from tilewright.loops.ir import Block, BoxCopy, Fill, Multiplied, Roles, Stmt, Warp, walk_stmts
 from tilewright.loops.schedule import Schedule, from_json, replay, to_json
 from tilewright.testing.emulator.run import COMPILER, Complaint, Emulated
 
@@ -87,6 +87,51 @@ def test_its_cuda_text_computes_the_same(
     assert source.threads == 128 * (block[0] // 64 + specialise) and len(source.maps) == 2
     (got,) = Emulated(source, tmp_path).in_both_orders([arrays])
     same(got, shape, arrays)
+
+
+@EMULATED
+def test_two_blocks_copy_for_each_other(tmp_path: Path) -> None:
+    """The tile of `a` is the same for neighbours along n: each block copies half of it to both."""
+    shape = (200, 120, 264)
+    program = warpgroups(shape, (128, 64, 64), 3, cluster=2).program()
+    assert program.together == 2 and program.parallel_extent == 4
+    shared = {s.buffer.name: s.shared for s in walk_stmts(program.body) if isinstance(s, BoxCopy)}
+    assert shared == {"a.tile": True, "b.tile": False} and "for 2 blocks at once" in program.decisions
+    arrays, source = given(shape), source_of(program)
+    assert [each.box_rows for each in source.maps] == [64, 64]
+    same(interpret_program(program, arrays), shape, arrays)
+    (got,) = Emulated(source, tmp_path).in_both_orders([arrays])
+    same(got, shape, arrays)
+
+
+CLUSTER_MUTANTS = {
+    "a block that does not wait for its neighbour's readers": (", 16);", ", 8);"),
+    "no arrival at the other block": ("(threadIdx.x & 31) < 2", "(threadIdx.x & 31) < 1"),
+    "a block that ends too early": ("  meet_blocks();\n}", "}"),
+    "the half of the other block": ("+ (int)rank * 64", "+ (int)(1 - rank) * 64"),
+    "a box for one block": (", 3);", ", 1);"),
+}  # fmt: skip
+
+
+@EMULATED
+@pytest.mark.parametrize("name", CLUSTER_MUTANTS)
+def test_a_mutant_of_a_cluster_is_caught(name: str, tmp_path: Path) -> None:
+    shape = (128, 128, 448)
+    source = source_of(warpgroups(shape, (128, 64, 64), 3, cluster=2).program())
+    begin = source.text.index('extern "C"')
+    text = source.text[begin:]
+    changes = CLUSTER_MUTANTS[name]
+    for old, new in zip(changes[::2], changes[1::2], strict=True):
+        assert old in text
+        text = text.replace(old, new)
+    arrays = given(shape)
+    try:
+        (got,) = Emulated(source, tmp_path, source.text[:begin] + text).in_both_orders([arrays])
+    except Complaint as complaint:
+        assert "does not compile" not in str(complaint)
+        return
+    with pytest.raises(AssertionError):
+        same(got, shape, arrays)
 
 
 @EMULATED
@@ -294,6 +339,13 @@ def test_pipeline_refuses_what_is_no_box() -> None:
     refused(bulk(swizzled, copy="async", specialise=True), "by the copy engine alone")
     refused(bulk(swizzled, machine=A100), "has no tensor copy engine")
     refused(lambda: swizzled.pipeline("a.of.product", 2, copy="bulk").program(), "no loop is bound to one")
+
+
+def test_pipeline_refuses_clusters_that_share_nothing() -> None:
+    refused(lambda: warpgroups((128, 64, 128), cluster=2).program(), "1 blocks are no clusters of 2")
+    refused(lambda: warpgroups((128, 64, 128), cluster=3), "a cluster must be of 1 or 2 blocks")
+    # Two blocks along m, and a tile of `b` of 8 rows, which two blocks cannot divide.
+    refused(lambda: warpgroups((256, 8, 128), (128, 8, 64), cluster=2).program(), "no tile is the same for 2")
 
 
 def of_tile(shape: tuple[int, ...], tile: Callable[..., te.Expr], dtype: DType = F16) -> Schedule:

@@ -48,6 +48,21 @@ template <int COUNT>
 __device__ inline void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
+// Blocks of a cluster copy to each other: a barrier of all their threads, the block's number in its cluster, and an
+// arrival at the same barrier of another block.
+__device__ inline void meet_blocks() {
+  asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory");
+}
+__device__ inline unsigned rank_in_cluster() {
+  unsigned rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+__device__ inline void arrive_in_block(unsigned barrier, unsigned block) {
+  unsigned there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(barrier), "r"(block));
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
+}
 // A barrier of the first THREADS threads of a block.
 template <int THREADS>
 __device__ inline void meet_role() {

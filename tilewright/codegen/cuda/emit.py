@@ -154,8 +154,9 @@ class _Emitter:
         # Registers can only be given away where the kernel says that one block is enough.
         alone = ", 1" if any(stmt.registers for stmt in roles) else ""
         bounds = f"__launch_bounds__({block_threads(self.program)}{alone})"
-        if cluster > 1:
-            bounds = f"__cluster_dims__({cluster}, 1, 1) {bounds}"
+        together = max(cluster, self.program.together)
+        if together > 1:
+            bounds = f"__cluster_dims__({together}, 1, 1) {bounds}"
         head = f'extern "C" __global__ void {bounds} {self.symbol}({", ".join(pointers)})'
         self.declarations()
         self.statement(self.program.body)

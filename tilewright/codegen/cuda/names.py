@@ -97,9 +97,14 @@ class _Renaming:
             operands = tuple((self.buffer(buffer), self.expr(index)) for buffer, index in stmt.operands)
             return replace(stmt, thread=self.var(stmt.thread), operands=operands)
         if isinstance(stmt, BoxCopy):
-            source = replace(stmt.source, buffer=self.buffer(stmt.source.buffer))
-            first = self.expr(stmt.row), self.expr(stmt.column)
-            return BoxCopy(self.buffer(stmt.buffer), self.expr(stmt.index), source, *first, stmt.box)
+            return replace(
+                stmt,
+                buffer=self.buffer(stmt.buffer),
+                index=self.expr(stmt.index),
+                source=replace(stmt.source, buffer=self.buffer(stmt.source.buffer)),
+                row=self.expr(stmt.row),
+                column=self.expr(stmt.column),
+            )
         if isinstance(stmt, Fill):
             copies = tuple(self.statement(copy) for copy in stmt.copies)
             return Fill(stmt.ring, self.expr(stmt.number), copies)  # type: ignore[arg-type]

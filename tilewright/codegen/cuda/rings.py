@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tilewright import te
@@ -15,13 +16,13 @@ from tilewright.loops.ir import (
     Buffer,
     Fill,
     Filled,
-    Matrix,
     Multiplied,
     Program,
     Release,
     Ring,
     Roles,
     Scope,
+    SourceMatrix,
     Stmt,
     Warp,
     walk_stmts,
@@ -32,11 +33,11 @@ from tilewright.te.index import simplify
 if TYPE_CHECKING:
     from tilewright.codegen.cuda.emit import _Emitter
 
-_COPY = "copy_box"
+_COPY, _COPY_TO_ALL = "copy_box", "copy_box_to_all"
 
 
 def maps_of(program: Program) -> tuple[MatrixMap, ...]:
-    """The tensor maps that a launch passes, behind the program's buffers."""
+    """The tensor maps that a launch passes, after the program's buffers."""
     names = [buffer.name for buffer in program.params]
     return tuple(
         MatrixMap(
@@ -46,9 +47,14 @@ def maps_of(program: Program) -> tuple[MatrixMap, ...]:
     )
 
 
-def _mapped(program: Program) -> list[tuple[Matrix, Box]]:
+def _mapped(program: Program) -> list[tuple[SourceMatrix, Box]]:
     copies = (stmt for stmt in walk_stmts(program.body) if isinstance(stmt, BoxCopy))
-    return list(dict.fromkeys((copy.source, copy.box) for copy in copies))
+    return list(dict.fromkeys((copy.source, _own_part(copy, program)) for copy in copies))
+
+
+def _own_part(copy: BoxCopy, program: Program) -> Box:
+    """The box that a block copies: of one that is shared, its part."""
+    return replace(copy.box, rows=copy.box.rows // program.together) if copy.shared else copy.box
 
 
 class RingText:
@@ -57,6 +63,8 @@ class RingText:
         self.threads = emitter.threads  # that compute
         self.mapped = _mapped(program)
         self.barriers = barriers(program)
+        fills = [stmt for stmt in walk_stmts(program.body) if isinstance(stmt, Fill)]
+        self.shared = {stmt.ring for stmt in fills if any(copy.shared for copy in stmt.copies)}
         self.role = ""
         self.is_multiplying = False
         self.matrix_statements = [
@@ -81,6 +89,8 @@ class RingText:
         texts += [wait_text(count, f"await_multiplications_{count}") for count in counts]
         if self.mapped:
             texts.append(function_text(copy_box(self.mapped[0][1]), _COPY))
+        if self.shared:
+            texts.append(function_text(copy_box(self.mapped[0][1]), _COPY_TO_ALL, multicast=True))
         return "".join(texts)
 
     def declarations(self) -> None:
@@ -97,10 +107,13 @@ class RingText:
             for ring in self.barriers:
                 with self.emitter.braces(f"for (int slot = 0; slot < {ring.slots}; ++slot)"):
                     line(f"begin_barrier({self._name(ring)} + {BARRIER_BYTES} * slot, 1);")
-                    behind = f"{BARRIER_BYTES} * (slot + {ring.slots})"
-                    line(f"begin_barrier({self._name(ring)} + {behind}, {self.threads // WARP});")
+                    after = f"{BARRIER_BYTES} * (slot + {ring.slots})"
+                    readers = self.threads // WARP * (self.program.together if ring in self.shared else 1)
+                    line(f"begin_barrier({self._name(ring)} + {after}, {readers});")
             line("fence_barriers();")
-        line("__syncthreads();")
+        if self.shared:
+            line("const unsigned rank = rank_in_cluster();")
+        line("meet_blocks();" if self.shared else "__syncthreads();")
 
     def uniform(self, thread: te.Var) -> dict[te.Expr, str]:
         """What is the same for all threads of a warp, so that the compiler knows: descriptors are computed once."""
@@ -130,7 +143,11 @@ class RingText:
             emitter.line(f"await_phase({arguments});")
         elif isinstance(stmt, Release):
             emitter.line("__syncwarp();")
-            emitter.line(f"if ((threadIdx.x & 31) == 0) arrive({self._empty(stmt.ring, stmt.number)});")
+            empty, lane = self._empty(stmt.ring, stmt.number), "(threadIdx.x & 31)"
+            if stmt.ring in self.shared:  # a lane for each block that copies to this one
+                emitter.line(f"if ({lane} < {self.program.together}) arrive_in_block({empty}, {lane});")
+            else:
+                emitter.line(f"if ({lane} == 0) arrive({empty});")
         elif isinstance(stmt, Multiplied):
             emitter.line("commit_multiplications();")
             self.is_multiplying = False
@@ -166,9 +183,15 @@ class RingText:
         emitter.line(f"expect_bytes({full}, {stmt.bytes});")
         for copy in stmt.copies:
             to = emitter.hoisted_index(f"{copy.buffer.name}_at", copy.index, copy.buffer.dtype.bytes)
-            number = self.mapped.index((copy.source, copy.box))
+            part = _own_part(copy, self.program)
+            number = self.mapped.index((copy.source, part))
             first = f"(int)({emitter.value(copy.column)}), (int)({emitter.value(copy.row)})"
-            emitter.line(f"{_COPY}({to}, map{number}, {first}, {full});")
+            if copy.shared:
+                first, everybody = f"{first} + (int)rank * {part.rows}", (1 << self.program.together) - 1
+                to = f"{to} + rank * {part.bytes}"
+                emitter.line(f"{_COPY_TO_ALL}({to}, map{number}, {first}, {full}, {everybody});")
+            else:
+                emitter.line(f"{_COPY}({to}, map{number}, {first}, {full});")
         emitter.names = names
 
     def roles(self, stmt: Roles) -> None:
@@ -185,6 +208,8 @@ class RingText:
                 emitter.line(f"take_registers<{stmt.registers[1]}>();")
             emitter.statement(stmt.consumer)
         self.role = ""
+        if self.shared:
+            emitter.line("meet_blocks();")  # none ends while another may still copy to it
 
     def begin(self, stmt: Stmt) -> None:
         """Before multiplications, once for a group of them: registers and tiles are ready."""

@@ -136,8 +136,8 @@ class Placed:
             return Copy(buffer, index, source, source_index, stmt.lanes, cond)
         if isinstance(stmt, BoxCopy):
             buffer, index = self._at(stmt.buffer, stmt.index)
-            first = self._expr(stmt.row), self._expr(stmt.column)
-            return BoxCopy(buffer, index, stmt.source, *first, stmt.box)
+            row, column = self._expr(stmt.row), self._expr(stmt.column)
+            return replace(stmt, buffer=buffer, index=index, row=row, column=column)
         if isinstance(stmt, Fill):
             copies = tuple(self.of(copy) for copy in stmt.copies)
             return Fill(stmt.ring, self._expr(stmt.number), copies)  # type: ignore[arg-type]

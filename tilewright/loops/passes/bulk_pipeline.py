@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 from tilewright import te
 from tilewright.errors import PipelineError
 from tilewright.hw.gpu import WARP
+from tilewright.loops.clusters import may_be_shared
 from tilewright.loops.ir import (
     Block,
     BoxCopy,
@@ -156,6 +157,45 @@ def _running(stmt: Stmt) -> Stmt:
         return If(stmt.cond, _running(stmt.then), None if stmt.other is None else _running(stmt.other))
     assert isinstance(stmt, Warp)
     return replace(stmt, running=True)
+
+
+# -- clusters ---------------------------------------------------------------------------------------------------------
+
+
+def in_clusters(program: Program, together: int) -> Program:
+    """The program with clusters of neighbouring blocks, in which boxes that are the same for all are copied once.
+    Raises PipelineError if there are none."""
+    loop = program.body
+    if not (isinstance(loop, For) and loop.kind is Kind.PARALLEL) or loop.var.extent % together:
+        raise PipelineError(
+            f"pipeline: {program.parallel_extent} blocks are no clusters of {together}",
+            remedy="tiles of which there is an even number along block.x, or cluster=1",
+        )
+    var, shared = loop.var, 0
+
+    def changed(stmt: Stmt) -> Stmt:
+        nonlocal shared
+        if isinstance(stmt, For):
+            return For(stmt.var, stmt.kind, changed(stmt.body))
+        if isinstance(stmt, Block):
+            return Block(tuple(map(changed, stmt.stmts)))
+        if isinstance(stmt, If):
+            return If(stmt.cond, changed(stmt.then), None if stmt.other is None else changed(stmt.other))
+        if isinstance(stmt, Roles):
+            return Roles(changed(stmt.producer), stmt.consumer, stmt.registers)
+        if not isinstance(stmt, Fill):
+            return stmt
+        copies = [replace(copy, shared=may_be_shared(copy, var, together)) for copy in stmt.copies]
+        shared += sum(copy.shared for copy in copies)
+        return replace(stmt, copies=tuple(copies))
+
+    body = changed(loop)
+    if not shared:
+        raise PipelineError(
+            f"pipeline: no tile is the same for {together} neighbouring blocks, in rows that they can divide",
+            remedy="bind the loop along which a tile stays the same to block.x",
+        )
+    return replace(program, body=body, together=together)
 
 
 # -- roles ------------------------------------------------------------------------------------------------------------

@@ -63,7 +63,13 @@ from tilewright.loops.ir import (
     nest,
 )
 from tilewright.loops.passes.accesses import Placed, children, leaf_statements
-from tilewright.loops.passes.bulk_pipeline import check_roles, divided, in_ring, is_bulk
+from tilewright.loops.passes.bulk_pipeline import (
+    check_roles,
+    divided,
+    in_clusters,
+    in_ring,
+    is_bulk,
+)
 from tilewright.loops.passes.load_and_use import (
     LoadAndUse,
     ProgramAccesses,
@@ -84,15 +90,23 @@ def pipeline(
     capacity: int | None = None,
     specialise: bool = False,
     registers: tuple[int, int] | None = None,
+    cluster: int = 1,
 ) -> Program:
     """The program with each buffer of `stages` in that many stages. Raises PipelineError with the reason if it is not
     legal. `fused`: count an inner pipeline over both loops if possible. `synchronous`: buffers that stores may fill.
     `capacity`: bytes of scratch memory for all buffers together. `specialise`: let threads of their own fill what the
-    tensor copy engine brings; `registers`: of each such thread, and of the others."""
+    tensor copy engine brings; `registers`: of each such thread, and of the others; `cluster`: so many neighbouring
+    blocks copy what is the same for all of them once."""
     plan = planned(
         program, stages, fused=fused, synchronous=synchronous, capacity=capacity, specialise=specialise
     )
-    return replace(plan, registers=registers).program()
+    if cluster > 1 and not specialise:
+        raise PipelineError(
+            "pipeline: blocks of a cluster copy for each other only by a producer of its own",
+            remedy="specialise=True",
+        )
+    made = replace(plan, registers=registers).program()
+    return in_clusters(made, cluster) if cluster > 1 else made
 
 
 def planned(

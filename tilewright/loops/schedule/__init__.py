@@ -102,7 +102,9 @@ class Schedule:
             known, stages = ProgramAccesses(program), dict(nest.stages)
             registers = _registers(program) if nest.specialised else None
             made = (
-                pipelined(known, stages, specialise=nest.specialised, registers=registers)
+                pipelined(
+                    known, stages, specialise=nest.specialised, registers=registers, cluster=nest.cluster
+                )
                 if on_gpu
                 else double_buffered(known, stages)
             )
@@ -199,6 +201,7 @@ class Schedule:
         *,
         copy: str = "async",
         specialise: bool = False,
+        cluster: int = 1,
     ) -> Schedule:
         """`machine`: one whose shared memory must hold all stages, and which must have a copy engine if it is to copy.
         `copy`: "async", "bulk", or "auto": in bulk if the machine and the tile allow it."""
@@ -212,7 +215,13 @@ class Schedule:
                 remedy='copy="async", which threads do',
             )
         return self._do(
-            "pipeline", tensor=tensor, stages=stages, capacity=capacity, copy=copy, specialise=specialise
+            "pipeline",
+            tensor=tensor,
+            stages=stages,
+            capacity=capacity,
+            copy=copy,
+            specialise=specialise,
+            cluster=cluster if specialise else 1,
         )
 
     def swizzle(self, tensor: str) -> Schedule:
@@ -246,6 +255,7 @@ def _copies_of(nest: Nest) -> str:
         why = None if name in nest.bulk else why_not_bulk(nest, name)
         words += [] if why is None else [f"not in bulk: {name} ({why})"]
     roles = ["by a producer of its own"] if nest.specialised else []
+    roles += [f"for {nest.cluster} blocks at once"] if nest.cluster > 1 else []
     return "".join(f"; {word}" for word in (*words, *roles))
 
 

@@ -17,10 +17,10 @@ from tilewright.loops.ir import (
     For,
     If,
     Kind,
-    Matrix,
     Prefetch,
     Program,
     Scope,
+    SourceMatrix,
     Stmt,
     Store,
     Transpose,
@@ -165,7 +165,7 @@ def _statement(node: Node, started: frozenset[str]) -> Stmt:
         inside = None if node.inside is None else _value(node.inside)
         return Copy(_buffer(node.target), flat(node.target, node.indices), *source, node.lanes, inside)
     if isinstance(node, BoxTransfer):
-        matrix = Matrix(_buffer(node.source), node.rows, node.columns, node.stride)
+        matrix = SourceMatrix(_buffer(node.source), node.rows, node.columns, node.stride)
         return BoxCopy(_buffer(node.target), te.as_index(0), matrix, node.row, node.column, box(node))
     if isinstance(node, Micro) and node.thread is not None:
         starts = tuple((_buffer(tile), start) for tile, start in node.starts)

@@ -154,6 +154,7 @@ class Nest:
     stages: tuple[tuple[str, int], ...] = ()  # of pipelined tiles, by name
     bulk: tuple[str, ...] = ()  # those that the tensor copy engine fills
     specialised: bool = False  # whether threads of their own do that
+    cluster: int = 1  # neighbouring blocks that it brings a tile to at once
     kept: tuple[
         tuple[str, tuple[str, ...]], ...
     ] = ()  # by stage: the loop it is kept in, and those down to its own

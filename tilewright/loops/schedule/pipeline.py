@@ -32,6 +32,7 @@ def pipeline(
     capacity: int | None = None,
     copy: str = "async",
     specialise: bool = False,
+    cluster: int = 1,
 ) -> Nest:
     """Fill a tile for later iterations while the current one is used, in `stages` copies of it.
 
@@ -55,7 +56,8 @@ def pipeline(
           t[..] = x[k, ..]              ->       for k < 8:                    for k < 8:
           ... t[..] ...                            fill t[k % 3] <- x[k]         await k;  ... t[k % 3] ...;  release k
 
-    Needs: the tile is a box of a matrix in memory, its rows have 32, 64 or 128 bytes and are swizzled, and the
+    With `cluster=2`, two blocks that are neighbours along block.x copy half of each tile that is the same for both, to
+    both. Needs: the tile is a box of a matrix in memory, its rows have 32, 64 or 128 bytes and are swizzled, and the
     pipelined tiles of its loop are copied in the same way. Other names: software_pipeline (TVM), async (Halide),
     num_stages (Triton).
     """
@@ -76,6 +78,10 @@ def pipeline(
         raise PipelineError(
             f"pipeline: {tensor}: threads of their own copy for others by the copy engine alone",
             remedy='pipeline(..., copy="bulk", specialise=True)',
+        )
+    if cluster not in (1, 2) or (cluster > 1 and not specialise):
+        raise PipelineError(
+            f"pipeline: {tensor}: a cluster must be of 1 or 2 blocks, and of 2 with specialise, got {cluster}"
         )
     if copy == "bulk":
         box_of(nest, tensor)
@@ -111,6 +117,7 @@ def pipeline(
         stages=(*(each for each in nest.stages if each[0] != tensor), (tensor, stages)),
         bulk=(*(each for each in nest.bulk if each != tensor), *((tensor,) if copy == "bulk" else ())),
         specialised=nest.specialised or specialise,
+        cluster=max(nest.cluster, cluster),
     )
     _check_capacity(changed, tensor, stages, capacity)
     return changed

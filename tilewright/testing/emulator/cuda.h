@@ -200,6 +200,8 @@ inline void griddepcontrol_wait() {}
 inline void griddepcontrol_launch_dependents() {}
 inline void barrier_cluster_arrive_aligned() { emulator::cluster_arrive(); }
 inline void barrier_cluster_wait_aligned() { emulator::cluster_wait(); }
+inline void barrier_cluster_arrive() { emulator::cluster_arrive(); }
+inline void barrier_cluster_wait() { emulator::cluster_wait(); }
 
 inline void ld_global_v4_u32(unsigned& a, unsigned& b, unsigned& c, unsigned& d, const void* from) {
   if ((size_t)from % 16) emulator::fail("a load of 16 bytes is not aligned");
@@ -233,6 +235,8 @@ inline void mbarrier_arrive_expect_tx_shared__cta_b64(unsigned barrier, unsigned
   emulator::arrive(barrier, bytes);
 }
 inline void mbarrier_arrive_shared__cta_b64(unsigned barrier) { emulator::arrive(barrier, 0); }
+inline void mbarrier_arrive_shared__cluster_b64(unsigned barrier) { emulator::arrive(barrier, 0); }
+inline void cluster_rank(unsigned& rank) { rank = (unsigned)emulator::self().block; }
 inline void mbarrier_try_wait_parity_shared__cta_b64(unsigned& done, unsigned barrier, unsigned parity) {
   emulator::await_phase(barrier, parity);
   done = 1;
@@ -243,7 +247,16 @@ void cp_async_bulk_tensor_2d_shared__cluster_global_tile_mbarrier__complete_tx__
   emulator::BoxCopy copy;
   memcpy(&copy, map, sizeof(copy));
   copy.to = to, copy.column = column, copy.row = row;
-  emulator::copy_box(copy, barrier);
+  emulator::copy_box(copy, barrier, emulator::self().block);
+}
+template <class Map>
+void cp_async_bulk_tensor_2d_shared__cluster_global_tile_mbarrier__complete_tx__bytes_multicast__cluster(
+    unsigned to, const Map* map, int column, int row, unsigned barrier, unsigned short blocks) {
+  emulator::BoxCopy copy;
+  memcpy(&copy, map, sizeof(copy));
+  copy.to = to, copy.column = column, copy.row = row;
+  for (int block = 0; block < 16; ++block)
+    if (blocks >> block & 1) emulator::copy_box(copy, barrier, block);
 }
 
 inline void wgmma_fence_sync_aligned() { emulator::self().registers_fenced = true; }

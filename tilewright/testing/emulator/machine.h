@@ -65,6 +65,7 @@ struct BoxCopy {
   long rows, columns, stride;  // of the matrix; bytes between rows
   int box_rows, box_columns, element;
   long row, column;
+  int block;  // of the cluster, whose memory it goes to
 
   int row_bytes() const { return box_columns * element; }
   int bytes() const { return box_rows * row_bytes(); }
@@ -350,9 +351,18 @@ inline void wait_group(int pending) {
 
 // -- the tensor copy engine -------------------------------------------------------------------------------------------
 
+// Of an address in the cluster, the block whose memory it is in, and the address there.
+inline int block_of(unsigned address) {
+  const int number = (int)(address >> BLOCK_SHIFT) - 1;
+  return number < 0 ? self().block : number;
+}
+inline unsigned within_block(unsigned address) { return address & ((1u << BLOCK_SHIFT) - 1); }
+
 inline BoxBarrier& barrier_at(unsigned address) {
-  const auto found = own_block().barriers.find(address);
-  if (found == own_block().barriers.end()) fail("there is no barrier here");
+  Block& block = machine.members[block_of(address)];
+  if (block.finished == machine.threads) fail("a barrier of a block that has ended");
+  const auto found = block.barriers.find(within_block(address));
+  if (found == block.barriers.end()) fail("there is no barrier here");
   return found->second;
 }
 inline void begin_barrier(unsigned address, int arrivals) {
@@ -369,7 +379,7 @@ inline void end_barrier(unsigned address) {
 }
 
 inline void bring(const BoxCopy& copy) {
-  Block& block = own_block();
+  Block& block = machine.members[copy.block];
   const int bits = copy.row_bytes() == 128 ? 3 : copy.row_bytes() == 64 ? 2 : 1;
   for (int row = 0; row < copy.box_rows; ++row)
     for (int byte = 0; byte < copy.row_bytes(); ++byte) {
@@ -409,8 +419,12 @@ inline void await_phase(unsigned address, unsigned parity) {
     --barrier.waiting;
   }
 }
-inline void copy_box(BoxCopy copy, unsigned address) {
-  Block& block = own_block();
+// `number`: the block of the cluster to which it goes.
+inline void copy_box(BoxCopy copy, unsigned address, int number) {
+  if (number >= machine.cluster) fail("a block that is not in the cluster");
+  Block& block = machine.members[number];
+  if (block.finished == machine.threads) fail("a box goes to a block that has ended");
+  copy.block = number;
   if ((size_t)copy.from % 16 || copy.stride % 16) fail("a tensor map's address or stride is not a multiple of 16");
   if (copy.to % 128) fail("a box does not begin at a multiple of 128 bytes");
   for (int n = 0; n < copy.bytes(); ++n) *located(block, copy.to + n, 1) = POISON;
@@ -421,7 +435,7 @@ inline void copy_box(BoxCopy copy, unsigned address) {
     if (word.read == block.epoch && word.reader >= 0) fail("a box goes where a thread has read since the last barrier");
     word.flying = true;
   }
-  BoxBarrier& barrier = barrier_at(address);
+  BoxBarrier& barrier = barrier_at(address | (unsigned)(number + 1) << BLOCK_SHIFT);
   barrier.copies.push_back(copy);
   if (barrier.waiting) deliver(barrier);
 }

@@ -18,6 +18,7 @@ _PREDICATE = re.compile(r"setp\.ne\.b32 p, (%\d+), 0")
 _TESTED = re.compile(
     r"(?P<name>mbarrier\.try_wait\S+) p, (?P<rest>[^;]*);\s*selp\.b32 (?P<into>%\d+), 1, 0, p"
 )
+_RANK = re.compile(r"mov\.u32 (%\d+), %%cluster_ctarank;")
 _STATIC = re.compile(r"__shared__ (\w+) (\w+)((?:\[[^\]]+\])?);")
 
 
@@ -63,6 +64,8 @@ def _called(statement: str) -> str:
     if (tested := _TESTED.search(code)) is not None:
         line = "{name} {into}, {rest}".format(**tested.groupdict())
         return f"({_instruction(line, operands)})"
+    if (ranked := _RANK.search(code)) is not None:
+        return f"(ptx::cluster_rank({operands[int(ranked[1][1:])].text}))"
     calls = [_instruction(line.strip(), operands) for line in code.split(";") if line.strip()]
     return f"({', '.join(calls)})"
 

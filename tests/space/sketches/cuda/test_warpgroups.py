@@ -23,7 +23,7 @@ from tilewright.loops.ir import BoxCopy, Program, walk_stmts
 from tilewright.runtime.plan import MatrixMap
 from tilewright.space.candidates import Candidates
 from tilewright.space.catalog import catalog
-from tilewright.space.sketches.cuda.warpgroups import Warpgroups
+from tilewright.space.sketches.cuda.warpgroups import WarpgroupMatmul
 from tilewright.space.template import GpuWork
 from tilewright.tune.choose import choose, ranked
 
@@ -32,8 +32,8 @@ NT = Product(1024, 768, 512, transposed_b=False)
 
 def refusal(task: Task, machine: object = GPU) -> str | None:
     work = GpuWork(task, machine)  # type: ignore[arg-type]
-    found = Warpgroups().refusal(work)
-    assert (found is None) == (Warpgroups().apply(work) is not None)
+    found = WarpgroupMatmul().refusal(work)
+    assert (found is None) == (WarpgroupMatmul().apply(work) is not None)
     return found
 
 
@@ -66,7 +66,7 @@ def test_a_part_of_each_row_is_a_box_too() -> None:
     left = apply("slice", both, starts=(0, 128), stops=(256, 256), steps=(1, 1))
     task = x.task(apply("matmul", left, apply("permute", right, axes=(1, 0))))
     work = GpuWork(task, GPU)
-    applied = Warpgroups().apply(work)
+    applied = WarpgroupMatmul().apply(work)
     assert applied is not None
     program = applied.program(applied.space.first)  # type: ignore[arg-type]
     assert isinstance(program, Program)
@@ -78,17 +78,17 @@ def test_a_part_of_each_row_is_a_box_too() -> None:
 
 def test_it_is_measured_and_never_chosen_without() -> None:
     work = GpuWork(product_task(NT), GPU)
-    assert Warpgroups.name in catalog("cuda").only_tuned
+    assert WarpgroupMatmul.name in catalog("cuda").only_tuned
     names = {applied.space.template for applied in Candidates.of(work).applied}
-    assert Warpgroups.name in names
-    assert all(applied.space.template != Warpgroups.name for applied in catalog("cuda").trusted(work))
+    assert WarpgroupMatmul.name in names
+    assert all(applied.space.template != WarpgroupMatmul.name for applied in catalog("cuda").trusted(work))
     for options in ({}, {"templates": False}):
-        assert choose(work, **options).config.template != Warpgroups.name
+        assert choose(work, **options).config.template != WarpgroupMatmul.name
 
 
 def test_tiles_stages_and_roles_are_ranked_together_and_fast() -> None:
     work = GpuWork(product_task(Product(4096, 4096, 4096, transposed_b=False)), GPU)
-    applied = Warpgroups().apply(work)
+    applied = WarpgroupMatmul().apply(work)
     assert applied is not None
     found = ranked(applied, work)
     best = dict(found[0][1].values)
@@ -109,7 +109,7 @@ def test_a_plan_says_what_the_copy_engine_copies_from() -> None:
         "cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'"
     )
     work = GpuWork(product_task(NT), GPU)
-    applied = Warpgroups().apply(work)
+    applied = WarpgroupMatmul().apply(work)
     assert applied is not None
     config = next(
         c for c in applied.space.configs() if dict(c.values)["bm"] == 128 and dict(c.values)["bn"] == 256

@@ -7,7 +7,7 @@ Unlike those for processors, no rules derive them from a task's expressions. Use
 from tilewright.space.sketches.cuda.block_reduction import BlockReduction
 from tilewright.space.sketches.cuda.tensorised import Tensorised
 from tilewright.space.sketches.cuda.tiled import Tiled
-from tilewright.space.sketches.cuda.warpgroups import Warpgroups
+from tilewright.space.sketches.cuda.warpgroups import WarpgroupMatmul
 from tilewright.space.template import Template
 
-SKETCHES: tuple[Template, ...] = (Tensorised(), Warpgroups(), Tiled(), BlockReduction())
+SKETCHES: tuple[Template, ...] = (Tensorised(), WarpgroupMatmul(), Tiled(), BlockReduction())

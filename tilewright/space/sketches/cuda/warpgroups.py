@@ -27,9 +27,9 @@ from tilewright.loops.ir import (
     Buffer,
     For,
     Kind,
-    Matrix,
     Program,
     Scope,
+    SourceMatrix,
     Stmt,
     Store,
     Warp,
@@ -82,7 +82,7 @@ class BoxedOperand:
     """A factor as boxes of a matrix: a tile begins in row `row`, further by where it begins along the walked axes, and
     in column `column`, further by where it begins along k. Both name axes of the batch."""
 
-    matrix: Matrix
+    matrix: SourceMatrix
     row: te.Expr
     column: te.Expr
 
@@ -130,10 +130,12 @@ def boxed(factor: Factor, walked: tuple[te.Var, ...], k: tuple[te.Var, ...]) -> 
     if columns > stride:
         return "its rows overlap"
     size = factor.buffer.size
-    return BoxedOperand(Matrix(factor.buffer, (size - columns) // stride + 1, columns, stride), row, column)
+    return BoxedOperand(
+        SourceMatrix(factor.buffer, (size - columns) // stride + 1, columns, stride), row, column
+    )
 
 
-class Warpgroups:
+class WarpgroupMatmul:
     name = NAME
 
     def apply(self, work: GpuWork) -> Applied | None:

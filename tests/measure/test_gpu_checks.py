@@ -16,8 +16,9 @@ from tilewright.testing.emulator.run import COMPILER, Emulated
 WORDS, THREADS = 100, 64
 # The text of `tw_fill_shared` up to its wait, and what shared memory holds then.
 FILLED = """typedef unsigned long long u64;
+typedef unsigned char u8;
 %s
-extern "C" __global__ void KERNEL_NAME(unsigned char* out) {
+extern "C" __global__ void KERNEL_NAME(u8* out) {
   extern __shared__ __align__(128) unsigned char shared[];
   fill((volatile u64*)shared, %d, 0x7b7b7b7b7b7b7b7bull);
   __syncthreads();

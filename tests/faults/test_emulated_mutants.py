@@ -69,22 +69,22 @@ LEFT = "reinterpret_cast<f32*>(shared)[threadIdx.x]"
 
 
 def largest_of(other: str) -> GpuSource:
-    """A maximum drops NaN, so that one that reads what nobody has written may look right."""
+    """A maximum drops NaN, so that one that reads what was never written may look right."""
     x, out = Buffer("x", DType.F32, 32), Buffer("out", DType.F32, 32)
     return GpuSource("largest", READS % other, (x, out), 1, 32, 128, "")
 
 
-def test_a_maximum_with_shared_memory_that_nobody_has_written_is_seen(tmp_path: Path) -> None:
+def test_a_maximum_with_shared_memory_that_was_never_written_is_seen(tmp_path: Path) -> None:
     given = [[np.linspace(-2, 2, 32, dtype=np.float32)]]
     kernel = Emulated(largest_of(LEFT), tmp_path)
     assert kernel(given)[0].tolist() == given[0][0].tolist(), "NaN is dropped"
-    with pytest.raises(Complaint, match="on memory that nobody has written, in launch 0"):
+    with pytest.raises(Complaint, match="on memory that was never written, in launch 0"):
         kernel.in_both_orders(given)
     sound = Emulated(largest_of("x[threadIdx.x]"), tmp_path)
     assert sound.in_both_orders(given)[0].tolist() == given[0][0].tolist()
 
 
-def test_a_register_that_nobody_has_written_does_not_look_right() -> None:
+def test_a_register_that_was_never_written_does_not_look_right() -> None:
     if not any("auto-var-init" in flag for flag in _flags()):
         pytest.skip("this g++ leaves registers as they are")
     x = Inputs()

@@ -96,7 +96,7 @@ class Emulated:
         for number, (one, other) in enumerate(zip(found, again, strict=True)):
             if one.tobytes() != other.tobytes():
                 raise Complaint(
-                    "the result depends on the order of threads, or on memory that nobody has written,"
+                    "the result depends on the order of threads, or on memory that was never written,"
                     f" in launch {number}"
                 )
         return found

@@ -17,9 +17,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that is not installed
+sys.path.append(str(Path(__file__).resolve().parent))  # if this is imported as `benchmarks.builds`
 
 import msgspec
 
+from many_timing import QuickTiming, SuccessiveHalving
 from tilewright.codegen.generator import generator
 from tilewright.db.versions import sources
 from tilewright.hw import host
@@ -28,7 +30,7 @@ from tilewright.measure.failed import Failed
 from tilewright.measure.jobs import Job
 from tilewright.measure.runner import Runner, WhenBuilt
 from tilewright.measure.single import Built
-from tilewright.measure.timing import QuickTimed, QuickTiming, SuccessiveHalving
+from tilewright.measure.timing import Raced
 from tilewright.measure.trial import TaskJob
 from tilewright.space.space import Config
 from tilewright.support.fingerprint import fingerprint
@@ -55,6 +57,9 @@ class Planned(msgspec.Struct, frozen=True):
 
 class ManyRunner(Runner):
     """Builds and times thousands of configs of many tasks."""
+
+    def __init__(self, threads: int, *, builders: int | None = None) -> None:
+        super().__init__(threads, builders=builders, timing="many_timing:serve")
 
     def __enter__(self) -> ManyRunner:
         return self
@@ -88,8 +93,8 @@ class ManyRunner(Runner):
                     compared_to = self._numbers
                 assert isinstance(each.built, Built)
                 reply = self._ask(QuickTiming(each.built, compared_to), None, None)
-                assert isinstance(reply, QuickTimed | Failed)
-                found[config] = reply.ratio if isinstance(reply, QuickTimed) else reply
+                assert isinstance(reply, Raced | Failed)
+                found[config] = reply.times[0][0] if isinstance(reply, Raced) else reply
             except Dead as death:
                 found[config], compared_to = Failed.of(death), None
         self._end_timer()

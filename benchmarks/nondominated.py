@@ -25,7 +25,7 @@ blocks that come to the same size one, and the rest as of Winograd's algorithm.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
@@ -78,14 +78,9 @@ def nondominated(candidates: Candidates) -> Candidates:
 
 
 def _narrowed(applied: Applied) -> Applied:
-    if isinstance(applied, AppliedContraction):
-        return Narrowed(applied, NondominatedContraction(applied).space)
-    if isinstance(applied, AppliedWinograd):
-        return Narrowed(applied, NondominatedWinograd(applied).space)
-    if isinstance(applied, AppliedStrassen):
-        return Narrowed(applied, NondominatedStrassen(applied).space)
-    if isinstance(applied, AppliedPaired):
-        return Narrowed(applied, NondominatedPaired(applied).space)
+    for kind, rules in _RULES:
+        if isinstance(applied, kind):
+            return Narrowed(applied, rules(applied).space)
     return applied
 
 
@@ -352,6 +347,14 @@ class NondominatedPaired(_BestDealt[PairedShape]):
     def _slowest(self, shape: PairedShape) -> float:
         iterations = -(-shape.chunks * shape.blocks // self.applied.machine.cores)
         return float(iterations * shape.per_chunk * shape.tiles * self.applied.instructions(shape))
+
+
+_RULES: tuple[tuple[type, Callable[[Any], Any]], ...] = (
+    (AppliedContraction, NondominatedContraction),
+    (AppliedWinograd, NondominatedWinograd),
+    (AppliedStrassen, NondominatedStrassen),
+    (AppliedPaired, NondominatedPaired),
+)
 
 
 def _busiest_port(rows: int, vectors: int) -> float:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from builds import Builds, ManyRunner
+from many_timing import undisturbed
 from nondominated import Narrowed
 from tilewright.dtypes import DType
 from tilewright.graph.ir import Graph, Node, TensorType, input_node
@@ -27,7 +28,6 @@ from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.hw import CpuMachine, host
 from tilewright.measure.building import Made
-from tilewright.measure.cpu_timer import undisturbed
 from tilewright.measure.trial import TaskJob
 from tilewright.space.candidates import Candidates
 from tilewright.space.outcome import Outcome

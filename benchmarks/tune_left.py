@@ -34,6 +34,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that 
 
 from baselines.machine import describe
 from builds import Builds, ManyRunner, Planned, write_plan
+from many_timing import undisturbed
 from nondominated import nondominated
 from search_tasks import Source, part_candidates
 from tilewright import frontend, knobs, zoo
@@ -44,7 +45,6 @@ from tilewright.graph.task import Partition, Task
 from tilewright.hw import host
 from tilewright.link import Boundary, Linked
 from tilewright.measure.building import Made
-from tilewright.measure.cpu_timer import undisturbed
 from tilewright.measure.failed import Failed
 from tilewright.measure.trial import TaskJob
 from tilewright.space.candidates import Candidates

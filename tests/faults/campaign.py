@@ -7,6 +7,7 @@ one mistake: one that passes the check must be equivalent to the original.
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 import time
 from collections import Counter
@@ -117,16 +118,17 @@ def run_mutants(
     fault_targets: Sequence[M],
     outcomes_of: Callable[[M, Sequence[int]], Sequence[str]],
     batch: int,
+    seconds: float = math.inf,
 ) -> list[PassedMutant]:
-    """Those of `count` wrong ones that passed the check. `outcomes_of`: of each edit of a subject the kind of failure,
-    or EQUIVALENT, or PASSED: wrong and not noticed."""
+    """Those of `count` wrong ones, or of as many as `seconds` allow, that passed the check. `outcomes_of`: of each edit
+    of a subject the kind of failure, or EQUIVALENT, or PASSED: wrong and not noticed."""
     rng = Random(seed)
     tried = [(fault_target, fault_target.legal_edits(rng)) for fault_target in fault_targets]
     tally: Counter[str] = Counter()
     kinds: Counter[str] = Counter()
     passed: list[PassedMutant] = []
     begin = time.monotonic()
-    while tried and tally.total() - tally[EQUIVALENT] < count:
+    while tried and tally.total() - tally[EQUIVALENT] < count and time.monotonic() - begin < seconds:
         chosen = rng.choice(tried)
         fault_target, source = chosen
         left = count - tally.total() + tally[EQUIVALENT]

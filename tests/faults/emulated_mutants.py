@@ -1,12 +1,13 @@
 """Mutants of GPU kernels checked on the emulated GPU, with the inputs of validation: `gpu_mutants.py --emulated`.
 
 The mistakes and the kernels are the same as on a card. A mutant is caught by a wrong result, or by what only the
-emulator sees: a data race, a read of memory that was never written, an access beyond a buffer, a result that depends on
-the order of threads. One that passes is equivalent under the conditions of `gpu_mutants.py`.
+emulator sees: a data race, a read of memory or of a register that was never written, an access beyond a buffer, a
+result that depends on the order of threads. One that passes is equivalent under the conditions of `gpu_mutants.py`.
 """
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -77,6 +78,9 @@ class EmulatedTarget:
                 _check(mutant, self.cases[:1])  # most are wrong already here
                 _check(mutant, self.cases)
                 found = mutant.in_both_orders(self.strangers)
+                other = Emulated(self.target.source, Path(folder), text, unset="zero")
+                if [each.tobytes() for each in other(self.strangers)] != [each.tobytes() for each in found]:
+                    return COMPLAINT  # it depends on a register that was never written
             except WrongResult:
                 return WRONG
             except Complaint:
@@ -97,12 +101,16 @@ def _check(kernel: Emulated, cases: Sequence[CheckCase]) -> None:
         case.error(result)
 
 
-def run_emulated_mutants(count: int, seed: int, templates: Collection[str] = ()) -> list[PassedMutant]:
-    """Those of `count` wrong ones that passed the check."""
+def run_emulated_mutants(
+    count: int, seed: int, templates: Collection[str] = (), seconds: float = math.inf
+) -> list[PassedMutant]:
+    """Those of `count` wrong ones, or of as many as `seconds` allow, that passed the check."""
     chosen = list(map(EmulatedTarget, fault_targets(H200, Random(seed), templates)))
+
+    def outcomes(target: EmulatedTarget, numbers: Sequence[int]) -> list[str]:
+        return [target.outcome(number) for number in numbers]
+
     try:
-        return campaign.run_mutants(
-            count, seed, chosen, lambda target, numbers: [target.outcome(n) for n in numbers], _BATCH
-        )
+        return campaign.run_mutants(count, seed, chosen, outcomes, _BATCH, seconds)
     finally:
         gpu_mutants.close_compilers()

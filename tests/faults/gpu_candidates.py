@@ -93,6 +93,13 @@ _CLOCK = '__device__ u64 now() { u64 t; asm volatile("mov.u64 %0, %globaltimer;"
 _SPIN = f"for (const u64 begin = now(); now() - begin < {_HANG_NANOSECONDS}ull;) ;"
 # With what the kernel asks for besides, more than a block can have; older cards' compilers refuse it.
 _ALL_SHARED = "__shared__ volatile char more[227 << 10]; more[threadIdx.x] = 1;"
+# What lies in shared memory before the kernel has written there: in later launches zeros of its own, unless somebody
+# fills it between them.
+_LEFT_OVER = """__shared__ volatile unsigned left[32];
+  const unsigned before = left[threadIdx.x % 32];
+  __syncthreads();
+  left[threadIdx.x % 32] = 0;
+  if (before == 0xffffffffu || before == 0x7b7b7b7bu || before == 0xfbfbfbfbu) return;"""
 _FIRST = "blockIdx.x == 0 && threadIdx.x == 0"
 
 FAULTS = (
@@ -134,6 +141,7 @@ FAULTS = (
         "illegal",
         at_head(f"if ({_FIRST}) (void)*reinterpret_cast<volatile int*>(1ull << 44);"),
     ),
+    Fault("reads shared memory that it has not written", "wrong", at_head(_LEFT_OVER)),
     Fault("leaves results out", "wrong", at_head("if (blockIdx.x < 8) return;")),
     Fault("traps", "crash", at_head(f'if ({_FIRST}) asm volatile("trap;");')),
     Fault("is of another name", "build", replaced(SYMBOL, "somebody_else")),

@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import multiprocessing
 import os
 import sys
@@ -56,6 +57,7 @@ from tilewright.graph.oracle import evaluate
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import GpuMachine, detect
 from tilewright.measure.building import Made
+from tilewright.measure.gpu_checks import Checks
 from tilewright.measure.gpu_timer import SURROUNDINGS
 from tilewright.measure.kernels import packed
 from tilewright.measure.runner import Runner
@@ -207,7 +209,7 @@ def stranger(job: TaskJob, seed: int) -> list[np.ndarray]:
 
 
 def results(job: TaskJob, built: Built, arrays: Sequence[np.ndarray], surrounding: int) -> np.ndarray:
-    """What it computes, on the card, in this process, with such bytes around its buffers."""
+    """What it computes, on the card, in this process, with such bytes around its buffers and in shared memory."""
     from tilewright.runtime.cuda.executor import GpuExecutor
 
     work, inputs = job.work(), len(built.sources)
@@ -217,6 +219,7 @@ def results(job: TaskJob, built: Built, arrays: Sequence[np.ndarray], surroundin
     output = work.task.output
     result = np.empty(output.type.size, output.dtype.numpy)
     executor.poison(surrounding)
+    Checks(0).fill_shared(surrounding)
     executor.run(given, [result])
     return result.reshape(output.shape)
 
@@ -343,6 +346,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--emulated", action="store_true", help="on an emulated H200, without a card")
     parser.add_argument("--templates", default="", help="only kernels of these, separated by commas")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="of --emulated, at most about this long"
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
@@ -352,7 +358,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.emulated:
             from tests.faults.emulated_mutants import run_emulated_mutants
 
-            passed = run_emulated_mutants(options.mutants, options.seed, templates)
+            passed = run_emulated_mutants(options.mutants, options.seed, templates, options.seconds)
         else:
             passed = run_mutants(detect(), options.mutants, options.seed, templates)
     if options.json:

@@ -16,6 +16,7 @@ from random import Random
 
 import pytest
 
+from benchmarks import many_timing
 from benchmarks.builds import ManyRunner
 from tests.faults.candidates import product, softmax
 from tests.faults.kernels import with_part
@@ -23,7 +24,7 @@ from tests.space.checked import Inputs
 from tilewright.errors import MeasurementError, TilewrightWarning
 from tilewright.graph.op import apply
 from tilewright.hw import host
-from tilewright.measure import cpu_timer, timing
+from tilewright.measure import timing
 from tilewright.measure.building import Made
 from tilewright.measure.failed import Failed
 from tilewright.measure.measurement import Measurement, typical
@@ -152,10 +153,10 @@ def test_configs_of_many_tasks_are_handed_over_as_they_are_built(
 
 def test_of_many_those_near_the_best_go_on() -> None:
     times = {number: [1.0 + 0.01 * number] * 3 for number in range(100)}
-    assert cpu_timer._near(times, range(100), math.inf) == list(range(100))
-    assert cpu_timer._near(times, range(100), 1.5) == list(range(51))
-    assert cpu_timer._near(times, range(100), 1.1) == list(range(30))
-    assert cpu_timer._near({**times, 7: []}, range(100), 1.1) == list(range(100))
+    assert many_timing._near(times, range(100), math.inf) == list(range(100))
+    assert many_timing._near(times, range(100), 1.5) == list(range(51))
+    assert many_timing._near(times, range(100), 1.1) == list(range(30))
+    assert many_timing._near({**times, 7: []}, range(100), 1.1) == list(range(100))
 
 
 def test_an_validation_that_is_expected_is_drawn_once(runner: Runner) -> None:

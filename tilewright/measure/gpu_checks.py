@@ -21,6 +21,7 @@ from tilewright.runtime.cuda.device import CudaFunction, Device, DeviceMemory
 from tilewright.support.fingerprint import fingerprint
 
 _THREADS, _MAX_BLOCKS = 256, 4096
+_FILL_THREADS, _FILL_CLOCKS = 1024, 20_000  # some 10 us, within which all blocks of a launch begin
 _CODES = {
     DType.F16: 0,
     DType.BF16: 1,
@@ -115,6 +116,19 @@ extern "C" __global__ void tw_reference(float* out, u64 rounds) {
   if (value < 0.0f) out[0] = value;
 }
 
+// What a block finds in shared memory that it has not written is what the last kernel there left: often its own values
+// of the last launch, which are right. This fills it all with other bytes. `words`: of a block that takes as much as
+// there is, so that each multiprocessor has one; it stays until all have begun.
+__device__ void fill(volatile u64* memory, u64 words, u64 pattern) {
+  for (u64 at = threadIdx.x; at < words; at += blockDim.x) memory[at] = pattern;
+}
+extern "C" __global__ void tw_fill_shared(u64 words, u64 pattern, u64 clocks) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  fill((volatile u64*)shared, words, pattern);
+  const i64 begin = clock64();
+  while (clock64() - begin < (i64)clocks) {}
+}
+
 // table: (address, bytes) of each guard.
 extern "C" __global__ void tw_touched(const u64* table, u64 count, u64 byte, u64* found) {
   for (u64 guard = blockIdx.x; guard < count; guard += gridDim.x) {
@@ -140,7 +154,9 @@ def gpu_functions(ordinal: int) -> dict[str, CudaFunction]:
     else:
         compiled = msgspec.msgpack.decode(found, type=Compiled)
     names = ("tw_compare", "tw_gather", "tw_differing", "tw_touched", "tw_disturb", "tw_reference")
-    return {name: device.load(compiled.cubin, name) for name in names}
+    functions = {name: device.load(compiled.cubin, name) for name in names}
+    whole = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
+    return {**functions, "tw_fill_shared": device.load(compiled.cubin, "tw_fill_shared", whole)}
 
 
 class Uploaded:
@@ -216,6 +232,15 @@ class Checks:
         count = table.bytes // 16
         function = self._functions["tw_touched"]
         function.launch(max(1, count), _THREADS, [table.address, count, byte, self._counts.address + 16])
+
+    def fill_shared(self, byte: int) -> None:
+        """Fill the shared memory of every multiprocessor with such bytes, so that a kernel that reads there before it
+        writes computes something else."""
+        function = self._functions["tw_fill_shared"]
+        blocks = self._device.attribute("MULTIPROCESSOR_COUNT")
+        values = [function.shared_bytes // 8, int.from_bytes(bytes([byte] * 8), "little"), _FILL_CLOCKS]
+        function.launch(blocks, _FILL_THREADS, values)
+        self._device.synchronise()
 
     def _launch(self, name: str, size: int, values: Sequence[int]) -> None:
         blocks = max(1, min(_MAX_BLOCKS, -(-size // _THREADS)))

@@ -1,10 +1,10 @@
 """Validation and timing on an NVIDIA GPU: a candidate is loaded as a plan, validated on the GPU, and run as a CUDA
 graph.
 
-Every buffer lies between guards, results and guards are filled with NaN before each case, inputs must be unchanged
-afterwards, and every element is compared with its own bound, on the GPU. A candidate without library calls must give
-the same bits again, also with other values in the guards. Only then is it timed: a CUDA graph repeats it, so that
-launches do not count, and its operands are in L2 if they fit.
+Every buffer lies between guards. Results, guards and the shared memory of all multiprocessors are filled with NaN
+before each case, inputs must be unchanged afterwards, and every element is compared with its own bound, on the GPU. A
+candidate without library calls must give the same bits again, also with other values in guards and shared memory. Only
+then is it timed: a CUDA graph repeats it, so that launches do not count, and its operands are in L2 if they fit.
 
 A candidate may crash, hang or corrupt its context: then the process ends, and one candidate is lost.
 """
@@ -43,8 +43,8 @@ from tilewright.runtime.cuda.executor import GpuExecutor
 
 _GUARD = 4096  # bytes on both sides of every buffer
 _POISON = 0xFF
-# Byte patterns for guards: NaN, and very large positive and negative numbers in every float type, because a maximum
-# or minimum that reads a guard may drop NaN.
+# Byte patterns for guards and shared memory: NaN, and very large positive and negative numbers in every float type,
+# because a maximum or minimum that reads them may drop NaN.
 SURROUNDINGS = (_POISON, 0x7B, 0xFB)
 _GRAPH_SECONDS = 4e-4  # of one graph: a candidate is repeated until it takes about this long
 _MAX_REPEATS = 20
@@ -179,7 +179,7 @@ class GpuTimer:
         output = built.parameters[-1]
         dtype, size = DType.parse(output.dtype), math.prod(output.shape)
         addresses = [(each.address, False) for each in given]
-        executor.poison()
+        self._poison(executor)
         executor.run_addresses(addresses, [(loaded.results[0], False)], loaded.stream.handle)
         loaded.stream.synchronise()
         checks.clear()
@@ -209,7 +209,7 @@ class GpuTimer:
             *((surrounding, None) for surrounding in SURROUNDINGS),
             *((_POISON, kind) for kind in Disturbance.KINDS),
         ]:
-            executor.poison(surrounding)
+            self._poison(executor, surrounding)
             if kind is not None:
                 self._disturbance.begin(kind)
             executor.run_addresses(addresses, [(loaded.results[0], False)], stream)
@@ -226,7 +226,14 @@ class GpuTimer:
                 )
             if surrounding == _POISON:
                 raise WrongResult("it computes something else the second time")
-            raise WrongResult("it computes something else where other numbers are alongside its buffers")
+            raise WrongResult(
+                "it computes something else where other numbers are alongside its buffers, or in shared memory before"
+            )
+
+    def _poison(self, executor: GpuExecutor, byte: int = _POISON) -> None:
+        """Nothing that the candidate reads before it writes is what it should be, or what its last launch left."""
+        executor.poison(byte)
+        self._checks.fill_shared(byte)
 
     def _downloaded(self, executor: GpuExecutor, dtype: DType, size: int) -> np.ndarray:
         result = np.empty(size, dtype.numpy)

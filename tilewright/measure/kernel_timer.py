@@ -92,11 +92,12 @@ class CudaDevice:
 
         if not torch.cuda.is_available():
             raise DeviceError("the measuring process has no CUDA device")
+        from tilewright.measure.gpu_checks import Checks
         from tilewright.measure.gpu_reference import GpuReference
 
         self._torch, self._spec = torch, spec
         torch.cuda.set_device(device)
-        self._reference = GpuReference(device)
+        self._reference, self._checks = GpuReference(device), Checks(device)
         self._host = LaunchMemory(spec, data)
         self._regions = [
             torch.empty(max(1, region.size) + region.phase, dtype=torch.uint8, device="cuda")[region.phase :]
@@ -117,6 +118,7 @@ class CudaDevice:
             flat = self._regions[tensor.region]
             flat = flat[: flat.numel() // size * size].view(dtype)
             found[tensor.name] = flat.as_strided(tensor.shape, tensor.strides, tensor.start // size)
+        self._checks.fill_shared(0xFF)  # NaN, instead of what the last launch left there
         return found
 
     def results(self) -> LaunchMemory:

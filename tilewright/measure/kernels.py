@@ -81,23 +81,29 @@ class TimedKernel:
         ]
         self._sizes = list(map(_roomy, sizes))
         self._copies = _copies(self._round_bytes, task.machine)
-        self._calls = self._copies if self._copies > 1 else _ENTRY_CALLS
+        self.round_length = self._copies if self._copies > 1 else _ENTRY_CALLS
 
         width = len(sizes) - 1
         reference = KernelRun(
-            drift_monitor.built, range(self._calls * width, self._calls * width + 2), self._calls
+            drift_monitor.built,
+            range(self.round_length * width, self.round_length * width + 2),
+            self.round_length,
         )
         steps = [reference, reference]
-        for number in range(self._calls):
+        for number in range(self.round_length):
             steps.append(KernelRun(built, range(number * width, (number + 1) * width), number))
             steps += [reference, reference]
         self._drift = drift_monitor
         self._executor = executor_of(
-            steps, task.machine, task.threads, inputs=self._calls * width + 2, outputs=self._calls + 1
+            steps,
+            task.machine,
+            task.threads,
+            inputs=self.round_length * width + 2,
+            outputs=self.round_length + 1,
         )
         self._addresses: tuple[list[int], list[int]] | None = None
         self._own: np.ndarray | None = None
-        self._next = 0
+        self.position = 0
         self._entry = 1  # calls per entry into native code
 
     @property
@@ -167,7 +173,9 @@ class TimedKernel:
         poison(self._task.machine, threads, nonsense).run()
         heartbeat(True)
         self._executor.threads = threads
-        self._executor.time_range(*self._filled_up([addresses] * self._calls), _CALL_STEP, _CALL_STEP + 1)
+        self._executor.time_range(
+            *self._filled_up([addresses] * self.round_length), _CALL_STEP, _CALL_STEP + 1
+        )
         heartbeat(False)
 
     def _filled_up(self, sets: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
@@ -211,7 +219,7 @@ class TimedKernel:
         fixed = {number: placed(number) for number, goes in enumerate(self._goes_round) if not goes}
         numbers = range(len(self._sizes))
         sets = [[fixed[n] if n in fixed else placed(n) for n in numbers] for _ in range(self._copies)]
-        self._addresses = self._filled_up(sets if self._copies > 1 else sets * self._calls)
+        self._addresses = self._filled_up(sets if self._copies > 1 else sets * self.round_length)
 
     def warm_up(self) -> None:
         """Run some calls that do not count, and find how many fit into one entry."""
@@ -224,22 +232,15 @@ class TimedKernel:
     def calls(self, most: int | None = None) -> list[tuple[float, float, float]]:
         """The next calls of the round: the seconds of each, and of the reference kernel just before and after it."""
         assert self._addresses is not None
-        first = self._next
-        last = min(first + (most or self._entry), self._calls)
-        self._next = last % self._calls
+        first = self.position
+        last = min(first + (most or self._entry), self.round_length)
+        self.position = last % self.round_length
         begin, end = first * _STEPS_OF_A_CALL, last * _STEPS_OF_A_CALL + _CALL_STEP
         times = self._executor.time_range(*self._addresses, begin, end)
         return [
             (times[at], times[at - 1], times[at + 2])
             for at in range(_CALL_STEP, len(times), _STEPS_OF_A_CALL)
         ]
-
-    def turn(self, rounds: Rounds, count: int) -> list[float]:
-        """The seconds of some calls after one that does not count, continuing the shared round."""
-        self._next = rounds.position if rounds.position + count <= self._calls else 0
-        taken = [seconds for seconds, _, _ in self.calls(count)]
-        rounds.position = self._next
-        return taken[1:] or taken
 
     def release(self) -> None:
         if self._own is not None:
@@ -254,7 +255,6 @@ class Rounds:
         self._blocks = blocks
         self._layout: object = None
         self._block: np.ndarray | None = None
-        self.position = 0  # the next position in a round that several kernels share
 
     def release(self) -> None:
         if self._block is not None:

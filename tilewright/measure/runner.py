@@ -34,7 +34,6 @@ from tilewright.measure.building import BuildReply, BuildRequest, Made, Validati
 from tilewright.measure.failed import Failed
 from tilewright.measure.jobs import Job, build_request, described_failure, load_request, validation_request
 from tilewright.measure.kernel_job import BuiltKernel, Expected
-from tilewright.measure.kernel_timer import LoadKernel
 from tilewright.measure.measurement import Measurement
 from tilewright.measure.shared_checks import SharedValidation
 from tilewright.measure.single import Built
@@ -42,12 +41,9 @@ from tilewright.measure.timing import (
     Check,
     CheckDone,
     Heartbeat,
-    LoadTask,
-    QuickTiming,
     Race,
     Raced,
     Ready,
-    SuccessiveHalving,
     Time,
     Timed,
     TimingReply,
@@ -274,7 +270,7 @@ class Runner:
         self,
         job: Job,
         made: Mapping[Config, Made],
-        request: Callable[[tuple[int, ...]], Race | SuccessiveHalving],
+        request: Callable[[tuple[int, ...]], msgspec.Struct],
     ) -> dict[Config, list[float]]:
         running = list(made)
         while running:
@@ -506,7 +502,7 @@ class Runner:
 
     def _ask(
         self,
-        request: LoadTask | LoadKernel | Check | Time | Race | SuccessiveHalving | QuickTiming,
+        request: msgspec.Struct,
         best: float | None,
         deadline: float | None,
         descriptors: tuple[int, ...] = (),

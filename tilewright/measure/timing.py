@@ -79,20 +79,6 @@ class Race(msgspec.Struct, frozen=True, tag=True):
     seconds: float
 
 
-class SuccessiveHalving(msgspec.Struct, frozen=True, tag=True):
-    """Time many validated kernels interleaved, for about this long in total: all, then those near the best."""
-
-    numbers: tuple[int, ...]
-    seconds: float
-
-
-class QuickTiming(msgspec.Struct, frozen=True, tag=True):
-    """Load a kernel and time a few calls, interleaved with a validated one. Its results are not checked."""
-
-    built: Built
-    compared_to: int
-
-
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """The task was loaded."""
 
@@ -120,14 +106,8 @@ class Raced(msgspec.Struct, frozen=True, tag=True):
     times: tuple[tuple[float, ...], ...]
 
 
-class QuickTimed(msgspec.Struct, frozen=True, tag=True):
-    """The time of a kernel relative to the other one."""
-
-    ratio: float
-
-
-TimingRequest = LoadTask | LoadKernel | Check | Time | Race | SuccessiveHalving | QuickTiming
-TimingReply = Ready | Heartbeat | CheckDone | Timed | Raced | QuickTimed | Failed
+TimingRequest = LoadTask | LoadKernel | Check | Time | Race
+TimingReply = Ready | Heartbeat | CheckDone | Timed | Raced | Failed
 
 
 class Timer(Protocol):
@@ -154,8 +134,19 @@ def _timer_of(request: LoadTask | LoadKernel, descriptor: int, heartbeat: SendHe
 
 
 def serve(channel: Channel) -> None:
-    timer: Timer | None = None
-    decoder = msgspec.msgpack.Decoder(TimingRequest)
+    answer_requests(channel, TimingRequest, _timer_of, ask_timer)
+
+
+def answer_requests(
+    channel: Channel,
+    requests: Any,
+    timer_of: Callable[[Any, int, SendHeartbeat], Any],
+    asked: Callable[[Any, Any], TimingReply],
+) -> None:
+    """Answer until the parent ends. `requests`: their types. `timer_of`: makes the timer of a task that is loaded;
+    `asked`: what the timer answers to a request."""
+    timer: Any = None
+    decoder = msgspec.msgpack.Decoder(requests)
 
     def heartbeat(native: bool) -> None:
         channel.send(msgspec.msgpack.encode(Heartbeat(native)))
@@ -165,24 +156,27 @@ def serve(channel: Channel) -> None:
         request = decoder.decode(message)
         reply: TimingReply
         if isinstance(request, LoadTask | LoadKernel):
-            timer = _timer_of(request, descriptors[0], heartbeat)
+            timer = timer_of(request, descriptors[0], heartbeat)
             os.close(descriptors[0])
             reply = Ready()
         else:
             assert timer is not None
-            reply = _answer(timer, request)
+            reply = _failing(asked, timer, request)
         channel.send(msgspec.msgpack.encode(reply))
 
 
-def _answer(timer: Timer, request: Check | Time | Race | SuccessiveHalving | QuickTiming) -> TimingReply:
+def ask_timer(timer: Timer, request: Check | Time | Race) -> TimingReply:
+    if isinstance(request, Check):
+        return CheckDone(timer.check(request.number, request.built, request.keep))
+    if isinstance(request, Time):
+        return timer.time(request.number, request.best)
+    return Raced(timer.race(request.numbers, request.seconds))
+
+
+def _failing(asked: Callable[[Any, Any], TimingReply], timer: Any, request: Any) -> TimingReply:
+    """The timer's answer, or why the candidate has failed."""
     try:
-        if isinstance(request, Check):
-            return CheckDone(timer.check(request.number, request.built, request.keep))
-        if isinstance(request, Time):
-            return timer.time(request.number, request.best)
-        if isinstance(request, SuccessiveHalving | QuickTiming):
-            return _many(timer, request)
-        return Raced(timer.race(request.numbers, request.seconds))
+        return asked(timer, request)
     except CandidateFailed as error:
         return Failed(error.kind, str(error), corrupted=error.corrupted)
     except WrongResult as error:
@@ -197,16 +191,6 @@ def _answer(timer: Timer, request: Check | Time | Race | SuccessiveHalving | Qui
         if error.errno != errno.ENOMEM:
             raise
         return Failed("memory", "its buffers do not fit into memory")
-
-
-def _many(timer: Timer, request: SuccessiveHalving | QuickTiming) -> TimingReply:
-    """Quick timings of many candidates, on CPUs only."""
-    from tilewright.measure.cpu_timer import CpuTimer
-
-    assert isinstance(timer, CpuTimer)
-    if isinstance(request, SuccessiveHalving):
-        return Raced(timer.successive_halving(request.numbers, request.seconds))
-    return QuickTimed(timer.quick_timing(request.built, request.compared_to))
 
 
 class CandidateFailed(Exception):

@@ -106,7 +106,7 @@ class Target(Protocol):
         """Whether the steps of a running model can be timed separately. On a GPU they overlap."""
 
     def runner(self, threads: int) -> Any:
-        """The runner that builds, checks and times candidates (`tune.tuner.Measuring`)."""
+        """The runner that builds, checks and times candidates (`measure.measuring.Measuring`)."""
 
     def executor(self, linked: Linked, threads: int) -> Any:
         """An executor that runs a plan step by step, for timing tasks inside a model (`targets/model_runs.py`)."""

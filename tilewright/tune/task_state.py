@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,10 @@ from tilewright.tune.effort import CONVERGED, EFFORTS, Tuning
 from tilewright.tune.experience import PastRecords, outcome_of
 from tilewright.tune.tunable import Tunable
 
+BETTER = 0.99  # share of the time to beat that a winner must stay under
+_UNCONFIRMED = 0.97  # the same without a final comparison
+_FINALISTS = 3  # configs besides the one to beat
+_CLOSE = 1.05  # factor of the best time within which a config may turn out to be the best
 _PATIENCE = 3  # rounds without any successful measurement before giving up
 _MIN_TRIALS = 8
 _REPEATS = 16  # answers of a search without a new config, in a row, before it counts as done
@@ -60,6 +65,35 @@ class TaskState:
     def before(self) -> float:
         """Seconds of the unmeasured choice: predicted until it is measured."""
         return self.times.get(self.start.config, self.standing.predicted)
+
+    # -- what may win -------------------------------------------------------------------------------------------------
+
+    @property
+    def finalists(self) -> list[Config]:
+        """The config to beat, and those that may be faster."""
+        best, start = (self.times.get(config, math.inf) for config in (self.best, self.start.config))
+        return self.faster(min(_CLOSE * best, BETTER * start))
+
+    def faster(self, limit: float) -> list[Config]:
+        """The config to beat, and the fastest others within `limit` seconds. On a tie, the first wins."""
+        start = self.start.config
+        if start not in self.times:  # unmeasured or wrong: any correct config is better
+            return [self.best]
+        faster = sorted(
+            (config for config, seconds in self.times.items() if seconds <= limit and config != start),
+            key=lambda config: (self.times[config], str(config)),
+        )
+        return [start, *faster[:_FINALISTS]]
+
+    @property
+    def unconfirmed(self) -> Config:
+        """The best measured config, if it is clearly faster."""
+        best, start = self.best, self.start.config
+        if start in self.times and self.times[best] > _UNCONFIRMED * self.times[start]:
+            return start
+        return best
+
+    # -- what earlier runs have measured ------------------------------------------------------------------------------
 
     def resume(self, records: Sequence[Record]) -> None:
         """Take measurements of earlier runs as if made now, except times of kernels that may have changed since."""

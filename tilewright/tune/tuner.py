@@ -20,14 +20,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import msgspec
 
 from tilewright.db.database import Database
 from tilewright.db.record import Decision
-from tilewright.measure.jobs import Job
 from tilewright.measure.measurement import Measurement
+from tilewright.measure.measuring import Measuring
 from tilewright.measure.runner import Runner
 from tilewright.runtime.plan import Origin
 from tilewright.space.space import Config
@@ -40,52 +39,9 @@ from tilewright.tune.effort import CONVERGED, Tuning
 from tilewright.tune.experience import PastRecords
 from tilewright.tune.interrupt import Shield, interruptible
 from tilewright.tune.known import COMPLETE, origin_of
-from tilewright.tune.task_state import TaskState
+from tilewright.tune.task_state import BETTER, TaskState
 from tilewright.tune.tunable import Tunable
 
-
-class Measuring(Protocol):
-    """The methods of a Runner that the loop uses."""
-
-    def __enter__(self) -> Measuring: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-    @property
-    def ahead(self) -> int:
-        """How many rounds may be built while another is timed."""
-
-    @property
-    def devices(self) -> int:
-        """How many devices time at once. More rounds are prepared for several, so that none has to wait."""
-
-    @property
-    def spent(self) -> bool:
-        """Whether a budget of device time is used up."""
-
-    def expect(self, job: Job) -> None: ...
-
-    def prepare(self, job: Job, configs: Sequence[Config], *, best: float | None = None) -> None: ...
-
-    def prepared(self, job: Job, configs: Sequence[Config]) -> list[Measurement]:
-        """The measurements of prepared configs that exist already; the others are not made any more."""
-
-    def measure(
-        self, job: Job, configs: Sequence[Config], *, best: float | None, deadline: float | None
-    ) -> list[Measurement]: ...
-
-    def race(
-        self, job: Job, configs: Sequence[Config], seconds: float, *, deadline: float | None = None
-    ) -> list[list[float]]: ...
-
-    def acknowledge(self, job: Job, measured: Sequence[Measurement]) -> None:
-        """These are in the database: they need not be kept for a driver that restarts."""
-
-
-_FINALISTS = 3  # configs of a task, besides the one to beat
-_CLOSE = 1.05  # factor of the best time within which a config may turn out to be the best
-_BETTER = 0.99  # share of the time to beat that a winner must stay under
-_UNCONFIRMED = 0.97  # the same without a final comparison
 _HOPELESS = 3.0  # factor of the best time above which a config is left out of a comparison
 _INTERLEAVED_SECONDS = 0.05  # for each config in a round's interleaved timing
 _RACE_SECONDS = 0.4
@@ -198,7 +154,7 @@ class _Run:
             self.trace.mark("tune.end", why=why)
             for key, state in self.states.items():
                 if key not in self.chosen:
-                    best = self._unconfirmed(state)
+                    best = state.unconfirmed
                     choice = state.choice(best, state.times.get(best))
                     if best in state.times:
                         choice = replace(choice, origin=Origin("tuned", time.time()))
@@ -334,7 +290,7 @@ class _Run:
         if self.models is not None:
             wanted = self._confirmation_seconds(self._alternatives())
         else:
-            races = sum(len(self._finalists(state)) > 1 for state in self.states.values())
+            races = sum(len(state.finalists) > 1 for state in self.states.values())
             wanted = races * self._race_seconds
         return min(wanted, _MAX_RESERVED * self.tuning.seconds)
 
@@ -409,7 +365,7 @@ class _Run:
     def _alternatives(self) -> dict[str, list[Config]]:
         """The config to beat for each task, then those about as fast as the best."""
         return {
-            key: self._faster(state, _NEAR * state.times.get(state.best, math.inf))
+            key: state.faster(_NEAR * state.times.get(state.best, math.inf))
             for key, state in self.states.items()
             if key not in self.alone
         }
@@ -474,11 +430,11 @@ class _Run:
             left &= self.alone
         for key in sorted(left, key=lambda key: -self._gained(key)):
             state = self.states[key]
-            finalists = self._finalists(state)
+            finalists = state.finalists
             if len(finalists) > 1 and time.monotonic() + self._race_seconds / 2 < self.deadline:
                 winner, seconds, before = self._race(key, finalists, runner)
             else:
-                winner, before = self._unconfirmed(state), state.before
+                winner, before = state.unconfirmed, state.before
                 seconds = state.times.get(winner, before)
             with self.shield():
                 self._decide(key, winner, seconds, before, why)
@@ -486,25 +442,6 @@ class _Run:
     def _gained(self, key: str) -> float:
         state = self.states[key]
         return self.calls[key] * (state.before - state.standing.best)
-
-    def _finalists(self, state: TaskState) -> list[Config]:
-        """The config to beat, and those that may be faster."""
-        best, start = (
-            state.times.get(state.best, math.inf),
-            state.times.get(state.start.config, math.inf),
-        )
-        return self._faster(state, min(_CLOSE * best, _BETTER * start))
-
-    def _faster(self, state: TaskState, limit: float) -> list[Config]:
-        """The config to beat, and the fastest others within `limit` seconds. On a tie, the first wins."""
-        start = state.start.config
-        if start not in state.times:  # unmeasured or wrong: any correct config is better
-            return [state.best]
-        faster = sorted(
-            (config for config, seconds in state.times.items() if seconds <= limit and config != start),
-            key=lambda config: (state.times[config], str(config)),
-        )
-        return [start, *faster[:_FINALISTS]]
 
     def _race(self, key: str, finalists: Sequence[Config], runner: Measuring) -> tuple[Config, float, float]:
         """Return (winner, its seconds, seconds of the config to beat)."""
@@ -516,10 +453,10 @@ class _Run:
             seconds = [statistics.median(each) if each else math.inf for each in times]
             before = seconds[0]
             winner = min(range(len(finalists)), key=lambda number: (seconds[number], number))
-            if not seconds[winner] <= _BETTER * before:
+            if not seconds[winner] <= BETTER * before:
                 winner = 0
             if not any(times):  # nothing answered in time
-                finalists = [self._unconfirmed(state)]
+                finalists = [state.unconfirmed]
                 seconds, before = [state.times.get(finalists[0], state.before)], state.before
             span.note(best=seconds[winner], before=before, config=str(finalists[winner]))
         taken = time.monotonic() - begin
@@ -552,13 +489,6 @@ class _Run:
         )
         self.chosen[key] = replace(choice, origin=origin_of(decision))
         self.database.decide(decision)
-
-    def _unconfirmed(self, state: TaskState) -> Config:
-        """The best measured config, if it is clearly faster."""
-        best, start = state.best, state.start.config
-        if start in state.times and state.times[best] > _UNCONFIRMED * state.times[start]:
-            return start
-        return best
 
 
 def interleaved(

@@ -7,7 +7,7 @@
     aside    a worker that fails or answers nonsense is left alone for a while, longer each time; one whose reference
              kernel drifts or disagrees with those of its fellows gets no more work, with a reason
 
-`PoolRunner` is what the tuner asks (`tune.tuner.Measuring`), as it asks a local `Runner`.
+`PoolRunner` is what the tuner asks (`measure.measuring.Measuring`), as it asks a local `Runner`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 // Launches of kernels on the emulated machine: the memory that they are given, and their blocks in turn.
 #pragma once
 
+#include <sys/resource.h>
+
 #include "machine.h"
 
 #pragma GCC push_options
@@ -9,6 +11,7 @@
 namespace emulator {
 
 constexpr size_t PAGE = 4096, STACK = 1 << 18;
+constexpr rlim_t CPU_SECONDS = 60;  // after which a kernel counts as one that does not end
 
 // Memory that ends with a page that nobody may touch, and begins with one.
 inline unsigned char* guarded(size_t bytes, size_t alignment) {
@@ -48,7 +51,7 @@ inline void run_cluster() {
     unsigned char* const memory = block.memory;
     block = Block();
     block.memory = memory ? memory : guarded(all_shared_bytes(), 128);
-    memset(block.memory, POISON, all_shared_bytes());
+    memset(block.memory, machine.descending ? LARGE : POISON, all_shared_bytes());
     block.words.resize((all_shared_bytes() + machine.granule - 1) / machine.granule);
     block.warps.resize(machine.threads / WARP);
   }
@@ -118,6 +121,8 @@ inline int main_of(int argc, char** argv, Machine described, std::vector<Argumen
   action.sa_flags = SA_ONSTACK;
   for (int number : {SIGSEGV, SIGBUS, SIGILL, SIGTRAP, SIGFPE}) sigaction(number, &action, nullptr);
 
+  rlimit time = {CPU_SECONDS, CPU_SECONDS};
+  setrlimit(RLIMIT_CPU, &time);
   machine = described;
   machine.descending = !strcmp(argv[4], "descending");
   FILE* const inputs = fopen(argv[1], "rb");

@@ -2,7 +2,8 @@
 // in turn until each waits for others. Nothing depends on time: a kernel gives the same result, or the same complaint,
 // in every run.
 //
-// It is stricter than a card. Shared memory holds NaN until it is written. An asynchronous copy fills its destination
+// It is stricter than a card. Shared memory holds NaN until it is written; where threads run last to first, it holds
+// large numbers instead, so that a maximum that drops NaN gives another result. An asynchronous copy fills its destination
 // with NaN when it is issued, and copies only when its thread waits for it. Every word of shared memory that is accessed
 // by address remembers who has read and written it since the last barrier: two threads that are not kept apart are
 // reported, in whatever order they happened to run. Global memory lies between pages that nobody may touch.
@@ -32,6 +33,7 @@ namespace emulator {
 
 constexpr int WARP = 32;
 constexpr unsigned POISON = 0xff;      // bytes of it are NaN in every float type
+constexpr unsigned LARGE = 0x7b;       // the same, large numbers
 constexpr unsigned STATIC_BYTES = 4096;  // for variables that functions declare in shared memory
 constexpr unsigned FIRST_ADDRESS = 1024;  // of shared memory: zero is no address
 constexpr unsigned BLOCK_SHIFT = 24;     // where an address in the cluster has the number of the block

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -29,18 +30,19 @@ _FLAGS = (
     *("-std=c++17", "-O0", "-w", "-ffp-contract=off", "-fno-strict-aliasing", "-fwrapv"),
     *("-fsanitize=alignment,bounds", "-fsanitize-undefined-trap-on-error"),
 )
-_UNSET_REGISTERS = "-ftrivial-auto-var-init=pattern"  # hold a pattern; from GCC 12 on
-_SECONDS = 60.0
+_UNSET_REGISTERS = "-ftrivial-auto-var-init={}"  # what they hold; from GCC 12 on
+_SECONDS = (
+    900.0  # on the clock; a busy machine is no mistake of a kernel, whose process may use 60 s of a core
+)
 
 
-@lru_cache(maxsize=1)
-def _flags() -> tuple[str, ...]:
+@lru_cache(maxsize=2)
+def _flags(unset: str = "pattern") -> tuple[str, ...]:
+    registers = _UNSET_REGISTERS.format(unset)
     probe = subprocess.run(
-        [str(COMPILER), _UNSET_REGISTERS, "-fsyntax-only", "-xc++", "/dev/null"],
-        capture_output=True,
-        check=False,
+        [str(COMPILER), registers, "-fsyntax-only", "-xc++", "/dev/null"], capture_output=True, check=False
     )
-    return _FLAGS if probe.returncode else (*_FLAGS, _UNSET_REGISTERS)
+    return _FLAGS if probe.returncode else (*_FLAGS, registers)
 
 
 class Complaint(Exception):
@@ -50,8 +52,11 @@ class Complaint(Exception):
 class Emulated:
     """A kernel as a program of this machine."""
 
-    def __init__(self, source: GpuSource, folder: Path, text: str | None = None) -> None:
-        """`text`: instead of the source's own; for mutants."""
+    def __init__(
+        self, source: GpuSource, folder: Path, text: str | None = None, *, unset: str = "pattern"
+    ) -> None:
+        """`text`: instead of the source's own; for mutants. `unset`: what registers hold before they are written, a
+        "pattern" that is a very large negative number in every float type, or "zero"."""
         if COMPILER is None:
             raise TargetError(
                 "the emulated GPU needs g++ on Linux", remedy="install g++ and put it on the PATH"
@@ -60,7 +65,7 @@ class Emulated:
         self.program = folder / "kernel"
         written = folder / "kernel.cpp"
         written.write_text(_main(source, source.text if text is None else text))
-        command = [COMPILER, *_flags(), f"-I{HERE}", str(written), "-o", str(self.program)]
+        command = [COMPILER, *_flags(unset), f"-I{HERE}", str(written), "-o", str(self.program)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise Complaint(f"it does not compile: {done.stderr[:3000]}")
@@ -77,6 +82,8 @@ class Emulated:
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SECONDS)
         except subprocess.TimeoutExpired:
             raise Complaint("it does not end") from None
+        if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+            raise Complaint("it does not end")
         if done.returncode:
             raise Complaint(done.stderr.strip() or f"exit code {done.returncode}")
         output = self.source.params[-1]
@@ -84,11 +91,14 @@ class Emulated:
         return list(found.reshape(len(launches), output.size))
 
     def in_both_orders(self, launches: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
-        """The results; a Complaint if they depend on which threads run first."""
+        """The results; a Complaint if they depend on which threads run first, or on what shared memory held before."""
         found, again = self(launches), self(launches, descending=True)
         for number, (one, other) in enumerate(zip(found, again, strict=True)):
             if one.tobytes() != other.tobytes():
-                raise Complaint(f"the result depends on the order of threads, in launch {number}")
+                raise Complaint(
+                    "the result depends on the order of threads, or on memory that was never written,"
+                    f" in launch {number}"
+                )
         return found
 
     def _stored(self, arrays: Sequence[np.ndarray]) -> bytes:

@@ -1,7 +1,7 @@
 """The table of templates for each kind of machine, which `Candidates` reads.
 
     templates       written by hand, including library calls and decompositions
-    sketches        structures for tasks of any class: derived by rules on processors, three written ones on GPUs
+    sketches        structures for tasks of any class: derived by rules on processors, written by hand on GPUs
     default         the program that every task with a formula has
 
 Users add theirs with `register` and `register_sketch`, or with an entry point of the group `tilewright.templates`: a

@@ -64,7 +64,7 @@ def test_the_second_product_reads_registers_and_the_result_is_right(case: Case, 
     source = call_source(applied_to(task).program(config), H200)
     second = applied_to(task).blocks[1]
     assert re.search(rf"multiply_m64n{second}k16_\w+_registers", source.text)
-    check(source, validation(task, "fast")[:3], tmp_path)
+    check(source, validation(task, "fast")[:3], tmp_path, granule=1)
 
 
 @pytest.mark.skipif(COMPILER is None, reason="no g++ here to compile the emulator with")
@@ -76,7 +76,7 @@ def test_random_chains_are_right_on_the_emulated_gpu(seed: int, tmp_path: Path) 
     applied = applied_to(task)
     config = applied.space.sample(Random(seed))
     assert config is not None
-    check(call_source(applied.program(config), H200), validation(task, "fast")[:4], tmp_path)
+    check(call_source(applied.program(config), H200), validation(task, "fast")[:4], tmp_path, granule=1)
 
 
 SLOW = pytest.mark.slow

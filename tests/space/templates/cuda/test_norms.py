@@ -222,4 +222,4 @@ def test_explain_has_the_reason_of_a_norm_that_stays_apart() -> None:
     assert len(found.calls) == 2 and found.fusion is not None
     (refused,) = found.fusion.refused
     assert refused.reason == "the norm has rows of 768 columns; a block keeps at most 256 on chip"
-    assert set(refused.layers) == {"out", "norm"}
+    assert {"out", "norm"} <= set(refused.layers)

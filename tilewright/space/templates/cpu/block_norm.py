@@ -14,6 +14,9 @@ from tilewright.space.row_norm import RowNorm, instructions
 from tilewright.space.template import Terms
 from tilewright.support.arith import ceil_div
 
+# Cycles for an element of a norm's result that the next stage reads, fitted to the norms before linear layers of
+# `benchmarks/results/fusion_blocks.md`, where one kernel takes 1% to 23% longer than two.
+_READ_BACK = 1.0
 _ACROSS = 9.0  # instructions until the lanes of a reduction are one value
 
 
@@ -21,6 +24,7 @@ _ACROSS = 9.0  # instructions until the lanes of a reduction are one value
 class BlockNorm:
     norm: RowNorm
     machine: CpuMachine
+    is_last: bool  # of its chain
 
     @property
     def formula(self) -> Formula:
@@ -45,6 +49,7 @@ class BlockNorm:
             loads=vectors * loads,
             stores=vectors,
             branches=float(norm.count * (norm.passes + 1)),
+            scalar=0.0 if self.is_last else _READ_BACK * norm.count * norm.length,
         )
 
 

@@ -174,7 +174,9 @@ def cases() -> list[Case]:
         *(conv_pair(56, n, n, 1) for n in (48, 64)),
         *(gemm_pair(*sizes) for sizes in ((16384, 256, 64, 16), (32768, 576, 128, 64), (128320, 96, 32, 96))),
         *(norm_then_linear(tokens, 768, 2304) for tokens in (128, 512)),
+        *(norm_then_linear(*sizes) for sizes in ((3136, 96, 288), (16384, 64, 64))),
         *(linear_then_norm(tokens, 768, 768) for tokens in (128, 512)),
+        *(linear_then_norm(*sizes) for sizes in ((100, 256, 256), (3136, 96, 96))),
         *(feed_forward(tokens) for tokens in (128, 197, 512)),
     ]
 

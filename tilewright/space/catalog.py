@@ -1,7 +1,7 @@
 """The table of templates for each kind of machine, which `Candidates` reads.
 
     templates       written by hand, including library calls and decompositions
-    sketches        structures for tasks of any class: derived by rules on processors, written ones on GPUs
+    sketches        structures for tasks of any class: derived by rules on processors, written by hand on GPUs
     default         the program that every task with a formula has
 
 Users add theirs with `register` and `register_sketch`, or with an entry point of the group `tilewright.templates`: a
@@ -111,6 +111,7 @@ def _cuda() -> Catalog:
     from tilewright.space.libraries import LIBRARIES
     from tilewright.space.sketches.cuda import SKETCHES
     from tilewright.space.sketches.cuda.block_reduction import BlockReduction
+    from tilewright.space.sketches.cuda.warpgroup_chain import WarpgroupChain
     from tilewright.space.sketches.cuda.warpgroups import WarpgroupMatmul
     from tilewright.space.templates.cuda import TEMPLATES
     from tilewright.space.templates.cuda.default import Default, is_hopeless
@@ -124,7 +125,7 @@ def _cuda() -> Catalog:
         Default(),
         is_hopeless,
         trusted_sketches=(BlockReduction.name,),
-        only_tuned=(WarpgroupMatmul.name,),
+        only_tuned=(WarpgroupMatmul.name, WarpgroupChain.name),
         sketch_names=tuple(sketch.name for sketch in SKETCHES),
         predicts_default=True,
     )

@@ -17,6 +17,7 @@ from tilewright.te.index import linear
 from tilewright.te.scalars import EXPENSIVE_CALLS
 
 _EXPENSIVE = 10.0  # instructions
+_LONG = ("div", "sqrt", "rsqrt")  # which take as long
 
 
 @dataclass(frozen=True)
@@ -119,16 +120,17 @@ def depends_on_row_alone(node: te.Expr) -> bool:
     return bool(loads) and not any(load.indices for load in loads) and not te.variables(node)
 
 
-def instructions(expr: te.Expr) -> float:
-    """Instructions for an element, without those for a row. What is used twice is computed once."""
+def instructions(expr: te.Expr, with_row: bool = False) -> float:
+    """Instructions for an element; what is used twice is computed once. `with_row`: with those that depend on the row
+    alone, which a compiler moves out of the loop."""
     found: dict[te.Expr, float] = {}
     waiting = [expr]
     while waiting:
         node = waiting.pop()
-        if node in found or isinstance(node, te.Load) or depends_on_row_alone(node):
+        if node in found or isinstance(node, te.Load) or (not with_row and depends_on_row_alone(node)):
             continue
         found[node] = 1.0 if isinstance(node, te.Call | te.Cast | te.Select) else 0.0
-        if isinstance(node, te.Call) and node.op in EXPENSIVE_CALLS:
+        if isinstance(node, te.Call) and (node.op in EXPENSIVE_CALLS or node.op in _LONG):
             found[node] = _EXPENSIVE
         waiting.extend(te.children(node))
     return sum(found.values())

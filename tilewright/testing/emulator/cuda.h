@@ -10,6 +10,7 @@
 #pragma GCC optimize("O2")
 
 #define __device__
+#define __forceinline__ inline
 #define __global__
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)

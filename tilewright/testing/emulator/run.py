@@ -24,6 +24,7 @@ from tilewright.testing.emulator.translate import translated
 
 HERE = Path(__file__).parent
 COMPILER = shutil.which("g++") if sys.platform == "linux" else None
+_WORD = 4  # bytes
 _CLUSTER = re.compile(r"__cluster_dims__\((\d+), 1, 1\)")
 # A misaligned access and an index beyond a register array are traps.
 _FLAGS = (
@@ -53,7 +54,13 @@ class Emulated:
     """A kernel as a program of this machine."""
 
     def __init__(
-        self, source: GpuSource, folder: Path, text: str | None = None, *, unset: str = "pattern"
+        self,
+        source: GpuSource,
+        folder: Path,
+        text: str | None = None,
+        *,
+        unset: str = "pattern",
+        granule: int = _WORD,
     ) -> None:
         """`text`: instead of the source's own; for mutants. `unset`: what registers hold before they are written, a
         "pattern" that is a very large negative number in every float type, or "zero"."""
@@ -64,7 +71,7 @@ class Emulated:
         self.source, self.folder = source, folder
         self.program = folder / "kernel"
         written = folder / "kernel.cpp"
-        written.write_text(_main(source, source.text if text is None else text))
+        written.write_text(_main(source, source.text if text is None else text, granule))
         command = [COMPILER, *_flags(unset), f"-I{HERE}", str(written), "-o", str(self.program)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -112,10 +119,16 @@ class Emulated:
         return b"".join(array.tobytes() for array in stored)
 
 
-def check(source: GpuSource, cases: Sequence[CheckCase], folder: Path, text: str | None = None) -> None:
+def check(
+    source: GpuSource,
+    cases: Sequence[CheckCase],
+    folder: Path,
+    text: str | None = None,
+    granule: int = _WORD,
+) -> None:
     """The emulated kernel answers within bounds, its threads running first to last and last to first. WrongResult or
-    Complaint otherwise."""
-    found = Emulated(source, folder, text).in_both_orders([case.inputs for case in cases])
+    Complaint otherwise. `granule`: bytes of shared memory that one thread accesses at a time: 1 in tile kernels."""
+    found = Emulated(source, folder, text, granule).in_both_orders([case.inputs for case in cases])
     for case, result in zip(cases, found, strict=True):
         case.error(result)
 
@@ -141,12 +154,12 @@ def _map(map: MatrixMap, element_bytes: int) -> str:
     return f"emulator::tensor_map<TensorMap>(arguments[{map.argument}], {', '.join(str(size) for size in sizes)})"
 
 
-def _main(source: GpuSource, text: str) -> str:
+def _main(source: GpuSource, text: str, granule: int) -> str:
     cluster = found[1] if (found := _CLUSTER.search(text)) else "1"
     *inputs, output = source.params
     arguments = [f"{{{b.size * b.dtype.bytes}, false}}" for b in inputs]
     arguments.append(f"{{{output.size * output.dtype.bytes}, true}}")
-    types = [*(f"const {b.dtype.short}*" for b in inputs), f"{output.dtype.short}*"]
+    types = [f"{b.dtype.short}*" for b in (*inputs, output)]  # a tile kernel's are not const
     given = [f"({kind})arguments[{n}]" for n, kind in enumerate(types)]
     passed = ", ".join(
         [*given, *(_map(each, source.params[each.argument].dtype.bytes) for each in source.maps)]
@@ -161,6 +174,7 @@ def _main(source: GpuSource, text: str) -> str:
             f"  machine.blocks = {source.blocks};",
             f"  machine.threads = {source.threads};",
             f"  machine.cluster = {cluster};",
+            f"  machine.granule = {granule};",
             f"  machine.shared_bytes = {source.shared_bytes};",
             "  machine.kernel = launched;",
             f"  return emulator::main_of(argc, argv, machine, {{{', '.join(arguments)}}});",

@@ -13,10 +13,13 @@ from tests.space.chains import POINTWISE, After, Case, NormCase, random_case, ra
 from tests.space.checked import Inputs, error
 from tests.space.templates.cpu.chains import Chain
 from tilewright.dtypes import DType
+from tilewright.graph import chain as graph_chain
+from tilewright.graph.chain import chain_of
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.hw import CpuMachine, host
 from tilewright.loops.verify import verify_program
+from tilewright.space.chain import subtasks_of
 from tilewright.space.template import Terms, Work
 from tilewright.space.templates.cpu.chain import AppliedRowBlockChain, RowBlockChain
 from tilewright.tune.choose import choose, descend
@@ -98,6 +101,20 @@ def test_it_is_the_only_template_of_two_linear_layers() -> None:
     work = Work(CASES[3].task(), host())
     assert choose(work).config.template == "row_block_chain"
     assert PredictedCosts(host()).can_compute(work.task)
+
+
+def test_a_norm_after_a_narrow_gemm_is_predicted_to_gain_and_one_before_it_not() -> None:
+    costs = PredictedCosts(AVX2)
+
+    def ratio(case: NormCase) -> float:
+        chain = chain_of(case.task())
+        assert isinstance(chain, graph_chain.Chain)
+        separate = sum(costs.seconds(sub.task) for sub in subtasks_of(chain))
+        return separate / costs.seconds(case.task())
+
+    assert ratio(NormCase(3136, 96, 96, "", "layer_norm", After(residual=True), dtype=F32)) > 1.05
+    assert ratio(NormCase(16384, 64, 64, dtype=F32)) < 1.0
+    assert ratio(NormCase(128, 768, 2304, dtype=F32)) < 1.0
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import torch
+from torch import nn
 
 from tests.programs import validation
 from tests.space.chains import After, Case, NormCase, random_norms
@@ -14,14 +16,17 @@ from tests.space.checked import Inputs
 from tests.space.templates.cuda.tiles import arrays_of, check_it_compiles, check_on_a_card, compiled
 from tilewright.codegen.cuda.tensor import tensor_source
 from tilewright.dtypes import DType
+from tilewright.frontend import import_model
 from tilewright.graph.chain import Chain, chain_of
 from tilewright.graph.op import apply
-from tilewright.graph.task import Task
+from tilewright.graph.task import Partition, Task
 from tilewright.hw.gpu import H200, GpuMachine, detect
 from tilewright.runtime.cuda import device
 from tilewright.space.chain import subtasks_of
 from tilewright.space.template import GpuWork
 from tilewright.space.templates.cuda.norms import AppliedNorm, TensorCoreNorm
+from tilewright.support.trace import Trace
+from tilewright.targets.cuda import CudaTarget
 from tilewright.testing.emulator.run import COMPILER, check
 from tilewright.tune.choose import best_among, best_of, choose
 from tilewright.tune.oracle import PredictedCosts
@@ -186,3 +191,35 @@ def test_it_is_right_on_a_card(case: NormCase) -> None:
     task, machine = case.task(), detect()
     most = 2e-2 if case.dtype is DType.BF16 else 3e-3
     check_on_a_card(applied_to(task, machine), task, arrays_of(task), machine, most)
+
+
+# -- in a model -------------------------------------------------------------------------------------------------------
+
+
+class PostNorm(nn.Module):
+    """A linear layer with a residual, and a norm after the sum."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.out, self.norm = nn.Linear(width, width), nn.LayerNorm(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x + self.out(x))
+
+
+def partition_of(width: int) -> Partition:
+    example = torch.zeros(1, 100, width, dtype=torch.float16)
+    imported = import_model(PostNorm(width).half().eval(), (example,))
+    return CudaTarget.described(H200).partition(imported, "fast", Trace.off())
+
+
+def test_the_partition_puts_a_norm_into_the_kernel_of_the_gemm() -> None:
+    assert [call.task.label for call in partition_of(256).calls] == ["matmul+add+add+reshape+layer_norm"]
+
+
+def test_explain_has_the_reason_of_a_norm_that_stays_apart() -> None:
+    found = partition_of(768)
+    assert len(found.calls) == 2 and found.fusion is not None
+    (refused,) = found.fusion.refused
+    assert refused.reason == "the norm has rows of 768 columns; a block keeps at most 256 on chip"
+    assert {"out", "norm"} <= set(refused.layers)

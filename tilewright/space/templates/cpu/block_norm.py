@@ -14,13 +14,17 @@ from tilewright.space.row_norm import RowNorm, instructions
 from tilewright.space.template import Terms
 from tilewright.support.arith import ceil_div
 
-_ACROSS = 25.0  # cycles until the lanes of a reduction are one value
+# Cycles for an element of a norm's result that the next stage reads, fitted to the norms before linear layers of
+# `benchmarks/results/fusion_blocks.md`, where one kernel takes 1% to 23% longer than two.
+_READ_BACK = 1.0
+_ACROSS = 9.0  # instructions until the lanes of a reduction are one value
 
 
 @dataclass(frozen=True)
 class BlockNorm:
     norm: RowNorm
     machine: CpuMachine
+    is_last: bool  # of its chain
 
     @property
     def formula(self) -> Formula:
@@ -34,17 +38,18 @@ class BlockNorm:
 
     @cached_property
     def terms(self) -> Terms:
-        """Of all rows of the block. The first pass brings them into L1."""
+        """Of all rows of the block. The first pass brings them into L1. Instructions are counted as in the program of a
+        norm by itself, which the partition compares with this one: with what a compiler moves out of the loop."""
         norm, bodies = self.norm, [reduction.body for reduction in self.formula.reductions]
         vectors = float(norm.count * ceil_div(norm.length, self.machine.lanes(DType.F32)))
-        work = sum(instructions(body) + 1 for body in bodies) + instructions(self.formula.value)
+        work = sum(instructions(expr, with_row=True) for expr in (*bodies, self.formula.value)) + len(bodies)
         loads = sum(len(_of_elements(expr)) for expr in (*bodies, self.formula.value))
         return Terms(
-            arithmetic=vectors * work,
+            arithmetic=vectors * work + _ACROSS * norm.count * norm.passes,
             loads=vectors * loads,
             stores=vectors,
             branches=float(norm.count * (norm.passes + 1)),
-            scalar=_ACROSS * norm.count * norm.passes,
+            scalar=0.0 if self.is_last else _READ_BACK * norm.count * norm.length,
         )
 
 

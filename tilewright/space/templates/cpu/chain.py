@@ -277,8 +277,8 @@ class AppliedRowBlockChain:
             self._stages[size] = tuple(
                 AppliedContraction(self.work, part, coordinates(part))
                 if isinstance(part, Gemm)
-                else BlockNorm(part, self.machine)
-                for part in self._parts_for(size)
+                else BlockNorm(part, self.machine, number == len(self.chain.parts) - 1)
+                for number, part in enumerate(self._parts_for(size))
             )
         return self._stages[size]
 

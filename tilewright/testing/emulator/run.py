@@ -128,7 +128,7 @@ def check(
 ) -> None:
     """The emulated kernel answers within bounds, its threads running first to last and last to first. WrongResult or
     Complaint otherwise. `granule`: bytes of shared memory that one thread accesses at a time: 1 in tile kernels."""
-    found = Emulated(source, folder, text, granule).in_both_orders([case.inputs for case in cases])
+    found = Emulated(source, folder, text, granule=granule).in_both_orders([case.inputs for case in cases])
     for case, result in zip(cases, found, strict=True):
         case.error(result)
 

@@ -1,5 +1,5 @@
-"""Sketches for NVIDIA GPUs: structures written by hand, for contractions and reductions of any form, and for two GEMMs in
-one kernel by the instructions of warpgroups.
+"""Sketches for NVIDIA GPUs: structures written by hand, for contractions and reductions of any form, and for two GEMMs
+in one kernel by the instructions of warpgroups.
 
 Unlike those for processors, no rules derive them from a task's expressions. Users register theirs with
 `register_sketch`.

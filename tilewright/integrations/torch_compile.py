@@ -150,10 +150,8 @@ class CompiledGraph:
         return sum(map(len, self._tables.values()))
 
     def __call__(self, *arguments: Any) -> Any:
-        last = self._last
-        if last is not None:  # Dynamo also guards the gradient mode
-            result = last(arguments)
-            if result is not None:
+        if (last := self._last) is not None:  # Dynamo also guards the gradient mode
+            if (result := last(arguments)) is not None:
                 return result
         if torch.is_grad_enabled() and any(
             isinstance(a, torch.Tensor) and a.requires_grad for a in arguments
@@ -467,9 +465,7 @@ class _Whole:
         dense = all(tensor.is_contiguous() and not tensor.is_neg() for tensor in inputs(arguments))
         if not (self._region.is_plain and dense and type(model) is CompiledModel):
             return self
-
-        sizes = [spec.bytes for spec in model.plan.inputs]
-        wanted = [*zip(self._positions, sizes, strict=True)]
+        wanted = [*zip(self._positions, (spec.bytes for spec in model.plan.inputs), strict=True)]
 
         def run(arguments: Sequence[Any]) -> Any:
             addresses = []

@@ -2,7 +2,7 @@
 
     ```python           run; the blocks of one document share a namespace
     ```python no-run    not run
-    ```python slow      run only where slow blocks are asked for; what follows does not need it
+    ```python slow      run with `--slow` alone; what follows does not need it
     ```python module=x  written to x.py in the current folder, where later blocks import it; not run
     ```text             right after a Python block: what it prints; `...` stands for anything, as in doctest
     ```text llvm-22     the same, compared only where LLVM's major version is 22

@@ -8,14 +8,14 @@ from tilewright.loops.gpu.tensor import NormalisedOutput, RowReduction, RowStati
 from tilewright.loops.ir import Stmt
 
 _WARP = 32
-_LEAST = 4  # threads of a row: what they load at once is whole sectors
+_MIN_THREADS = 4  # threads of a row: what they load at once is whole sectors
 _UNROLLED = 4  # vectors of a thread that are loaded before the first is needed
 
 
 def row_statistics(gemm: TensorGemm, statistics: RowStatistics) -> list[str]:
     """The statistics of the tile's rows, in shared memory behind the tiles. Rows beyond the end repeat the last one."""
     t, at = gemm.tiles, int(gemm.tiles.shared_bytes)
-    across = min(_WARP, max(_LEAST, t.threads // t.bm))
+    across = min(_WARP, max(_MIN_THREADS, t.threads // t.bm))
     rows = t.threads // across
     tables = []
     for table in statistics.tables:

@@ -31,7 +31,7 @@ from tilewright.tile.kernel import kernel
 
 NAME = "sketch:warpgroup-chain"
 _ACTIVATIONS = ("relu", "silu", "gelu", "tanh")
-_LEAST = 16  # columns and steps of k that an instruction takes
+_MIN_SIZE = 16  # columns and steps of k that an instruction takes
 _MAX_REGISTERS = 190  # of a thread for sums and the left operand
 _WARPGROUP = 4  # warps
 
@@ -205,7 +205,7 @@ class AppliedWarpgroupChain:
     @cached_property
     def blocks(self) -> tuple[int, int]:
         """Columns of a block for each product: powers of two."""
-        one, two = (max(_LEAST, 1 << (width - 1).bit_length()) for width in self.chain.widths)
+        one, two = (max(_MIN_SIZE, 1 << (width - 1).bit_length()) for width in self.chain.widths)
         return one, two
 
     @cached_property

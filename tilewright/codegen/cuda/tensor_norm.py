@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilewright.codegen.cuda.emit import emit_statement
 from tilewright.codegen.cuda.scalars import c_type
-from tilewright.loops.gpu.tensor import NormalisedOutput, RowReduction, RowStatistics, TensorGemm
+from tilewright.loops.gpu.tensor import NormalisedOutput, NormReduction, RowStatistics, TensorGemm
 from tilewright.loops.ir import Stmt
 
 _WARP = 32
@@ -78,7 +78,7 @@ def written_normalised(gemm: TensorGemm, normalised: NormalisedOutput) -> list[s
 
 
 def _reduced(
-    gemm: TensorGemm, reduction: RowReduction, vector: str, length: int, across: int, guards: list[str]
+    gemm: TensorGemm, reduction: NormReduction, vector: str, length: int, across: int, guards: list[str]
 ) -> list[str]:
     """One reduction along the row: each thread's vectors, their lanes, then the threads."""
     lanes, total, result = reduction.lanes, reduction.total, reduction.result

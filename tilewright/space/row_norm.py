@@ -68,7 +68,7 @@ def _walks(index: te.Expr, axes: tuple[te.Var, ...]) -> bool:
 
 
 @dataclass(frozen=True)
-class Condition:
+class NormCondition:
     """A condition on a norm, and the reason to give if it does not hold."""
 
     holds: Callable[[RowNorm], bool]
@@ -76,15 +76,15 @@ class Condition:
 
 
 CONDITIONS = (
-    Condition(
+    NormCondition(
         lambda norm: bool(norm.rows) and all(r.length == norm.length for r in norm.formula.reductions),
         "the norm is not one of whole rows",
     ),
-    Condition(
+    NormCondition(
         lambda norm: _walks(norm.formula.store, (*norm.rows, *norm.columns)),
         "the norm does not write its rows one after the other",
     ),
-    Condition(
+    NormCondition(
         lambda norm: all(len(reduction.axes) == 1 for reduction in norm.formula.reductions),
         "the rows of the norm are not contiguous",
     ),

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from tilewright.codegen.cuda.emit import emit_statement
 from tilewright.codegen.cuda.scalars import c_type
-from tilewright.loops.gpu.tensor import NormalisedOutput, RowReduction, RowStatistics, TensorGemm
+from tilewright.loops.gpu.tensor import NormalisedOutput, NormReduction, RowStatistics, TensorGemm
 from tilewright.loops.ir import Stmt
 
 _WARP = 32
-_LEAST = 4  # threads of a row: what they load at once is whole sectors
+_MIN_THREADS = 4  # threads of a row: what they load at once is whole sectors
 _UNROLLED = 4  # vectors of a thread that are loaded before the first is needed
 
 
 def row_statistics(gemm: TensorGemm, statistics: RowStatistics) -> list[str]:
     """The statistics of the tile's rows, in shared memory behind the tiles. Rows beyond the end repeat the last one."""
     t, at = gemm.tiles, int(gemm.tiles.shared_bytes)
-    across = min(_WARP, max(_LEAST, t.threads // t.bm))
+    across = min(_WARP, max(_MIN_THREADS, t.threads // t.bm))
     rows = t.threads // across
     tables = []
     for table in statistics.tables:
@@ -78,7 +78,7 @@ def written_normalised(gemm: TensorGemm, normalised: NormalisedOutput) -> list[s
 
 
 def _reduced(
-    gemm: TensorGemm, reduction: RowReduction, vector: str, length: int, across: int, guards: list[str]
+    gemm: TensorGemm, reduction: NormReduction, vector: str, length: int, across: int, guards: list[str]
 ) -> list[str]:
     """One reduction along the row: each thread's vectors, their lanes, then the threads."""
     lanes, total, result = reduction.lanes, reduction.total, reduction.result

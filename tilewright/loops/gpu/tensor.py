@@ -144,7 +144,7 @@ class ReducedOutput:
 
 
 @dataclass(frozen=True)
-class RowReduction:
+class NormReduction:
     """A reduction along a row by neighbouring threads, vector by vector: `begin` initialises the accumulators `total`
     of a thread, `add` combines the next vector, and `result`, of one element, is what the reductions after it read."""
 
@@ -167,7 +167,7 @@ class RowStatistics:
     vector. Then `keep` stores the statistics in `tables`, in shared memory, with `sum_row`, the row of the tile.
     """
 
-    passes: tuple[RowReduction, ...]
+    passes: tuple[NormReduction, ...]
     tables: tuple[Buffer, ...]
     keep: Stmt
     length: int
@@ -184,7 +184,7 @@ class NormalisedOutput:
     TensorGemm's `write`."""
 
     keep: Stmt
-    passes: tuple[RowReduction, ...]
+    passes: tuple[NormReduction, ...]
     write: Stmt
 
 

@@ -112,7 +112,7 @@ def test_a_norm_after_a_narrow_gemm_is_predicted_to_gain_and_one_before_it_not()
         separate = sum(costs.seconds(sub.task) for sub in subtasks_of(chain))
         return separate / costs.seconds(case.task())
 
-    assert ratio(NormCase(3136, 96, 96, "", "layer_norm", After(residual=True), dtype=F32)) > 1.05
+    assert ratio(NormCase(3136, 96, 96, "", "layer_norm", After(residual=True), dtype=F32)) > 1.0
     assert ratio(NormCase(16384, 64, 64, dtype=F32)) < 1.0
     assert ratio(NormCase(128, 768, 2304, dtype=F32)) < 1.0
 

@@ -31,7 +31,7 @@ from tilewright.tile.kernel import kernel
 
 NAME = "sketch:warpgroup-chain"
 _ACTIVATIONS = ("relu", "silu", "gelu", "tanh")
-_LEAST = 16  # columns and steps of k that an instruction takes
+_MIN_SIZE = 16  # columns and steps of k that an instruction takes
 _MAX_REGISTERS = 190  # of a thread for sums and the left operand
 _WARPGROUP = 4  # warps
 
@@ -50,8 +50,10 @@ def _activated(x, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _ended(x, bias, more, rows, columns, M, WIDTH: tl.constexpr, BIAS: tl.constexpr, MORE: tl.constexpr,
-           ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]  # fmt: skip
+def _ended(  # type: ignore[no-untyped-def]
+    x, bias, more, rows, columns, M,
+    WIDTH: tl.constexpr, BIAS: tl.constexpr, MORE: tl.constexpr, ACTIVATION: tl.constexpr,
+):  # fmt: skip
     if BIAS:
         x = x + tl.load(bias + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)[None, :]
     if MORE:
@@ -70,15 +72,16 @@ def _weight(b, k, columns, K: tl.constexpr, N: tl.constexpr, BY_COLUMNS: tl.cons
 
 
 @kernel
-def chained(x, a, bias1, more1, b, bias2, more2, out, M, K: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr,
-            BM: tl.constexpr, BK: tl.constexpr, BN1: tl.constexpr, BN2: tl.constexpr,
-            BY_COLUMNS1: tl.constexpr, BIAS1: tl.constexpr, MORE1: tl.constexpr, ACTIVATION1: tl.constexpr,
-            BY_COLUMNS2: tl.constexpr, BIAS2: tl.constexpr, MORE2: tl.constexpr, ACTIVATION2: tl.constexpr,
-            ):  # type: ignore[no-untyped-def]  # fmt: skip
+def chained(  # type: ignore[no-untyped-def]
+    x, a, bias1, more1, b, bias2, more2, out, M, K: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr,
+    BM: tl.constexpr, BK: tl.constexpr, BN1: tl.constexpr, BN2: tl.constexpr,
+    BY_COLUMNS1: tl.constexpr, BIAS1: tl.constexpr, MORE1: tl.constexpr, ACTIVATION1: tl.constexpr,
+    BY_COLUMNS2: tl.constexpr, BIAS2: tl.constexpr, MORE2: tl.constexpr, ACTIVATION2: tl.constexpr,
+):  # fmt: skip
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     first, second = tl.arange(0, BN1), tl.arange(0, BN2)
     sums = tl.zeros((BM, BN1), tl.float32)
-    for start in range(0, K, BK):
+    for start in range(0, K, BK):  # type: ignore[call-overload]
         k = start + tl.arange(0, BK)
         left = tl.load(
             x + rows[:, None] * K + k[None, :], mask=(rows[:, None] < M) & (k[None, :] < K), other=0.0
@@ -205,7 +208,7 @@ class AppliedWarpgroupChain:
     @cached_property
     def blocks(self) -> tuple[int, int]:
         """Columns of a block for each product: powers of two."""
-        one, two = (max(_LEAST, 1 << (width - 1).bit_length()) for width in self.chain.widths)
+        one, two = (max(_MIN_SIZE, 1 << (width - 1).bit_length()) for width in self.chain.widths)
         return one, two
 
     @cached_property

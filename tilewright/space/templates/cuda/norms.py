@@ -24,7 +24,7 @@ from tilewright.loops.gpu.tensor import (
     ComputedOperand,
     MatrixTiles,
     NormalisedOutput,
-    RowReduction,
+    NormReduction,
     RowStatistics,
     TensorGemm,
 )
@@ -316,7 +316,7 @@ def _passes(
     placed: Callable[[te.Expr, Sequence[te.Var], te.Expr], te.Expr],
     vector: str,
     lanes: int = 0,
-) -> tuple[RowReduction, ...]:
+) -> tuple[NormReduction, ...]:
     """The norm's reductions. `placed`: a body with its axes at a position of the row; `vector`: the variable that
     counts vectors; `lanes`: their length, by default as many as can be loaded at once."""
     results: Mapping[Buffer, te.Expr] = {
@@ -333,7 +333,7 @@ def _passes(
         more = te.call(te.REDUCE_COMBINERS[reduction.kind], own, te.cast(body, total.dtype))
         identity = te.reduce_identity(reduction.kind, total.dtype)
         found.append(
-            RowReduction(
+            NormReduction(
                 reduction.kind,
                 reduction.result,
                 total,

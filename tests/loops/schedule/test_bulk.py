@@ -242,6 +242,19 @@ def test_it_compiles_without_spills(block: Shape, stages: int, specialise: bool)
     assert kernel.maps == source_of(warpgroups((1024, 1024, 1024), block, stages).program()).maps
 
 
+def test_a_cluster_compiles_without_spills() -> None:
+    pytest.importorskip(
+        "cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'"
+    )
+    try:
+        kernel = build(
+            warpgroups((512, 512, 256), (128, 256, 64), 4, cluster=2).program(), H200, "fast", None
+        )
+    except MissingDependencyError as error:
+        pytest.skip(str(error))
+    assert not kernel.resources.spilled_bytes and [each.box_rows for each in kernel.maps] == [64, 256]
+
+
 def test_its_text_is_the_golden(golden: Callable[[str, str], None]) -> None:
     text = source_of(warpgroups((4096, 4096, 4096), (128, 256, 64), 4).program()).text
     golden("warpgroups.cu", text[text.index('extern "C"') :])

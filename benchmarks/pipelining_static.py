@@ -46,13 +46,16 @@ def generated() -> Iterator[tuple[str, str, Any]]:
     from tilewright.space.templates.cuda.matmul import TensorCores
     from tilewright.tune.choose import ranked
 
+    def built(applied: Any, config: Any) -> Any:
+        return build(tensor_source(applied.program(config)), H200, "fast", None)
+
     work = GpuWork(task_of(Shape("square", "matmul", (1, 4096, 4096, 4096))), H200)
     for template in (TensorCores(), Tensorised()):
         applied = template.apply(work)
         assert applied is not None
         values = dict((config := ranked(applied, work)[0][1]).values)
         words = f"{values['bm']} x {values['bn']} x {values['bk']}, {values['stages']} stages"
-        yield template.name, words, build(tensor_source(applied.program(config)), H200, "fast", None)
+        yield template.name, words, built(applied, config)
     applied = WarpgroupMatmul().apply(work)
     assert applied is not None
     for rows, columns, stages in BLOCKS:
@@ -60,7 +63,7 @@ def generated() -> Iterator[tuple[str, str, Any]]:
             wanted = {"bm": rows, "bn": columns, "stages": stages, "roles": roles}
             config = next(c for c in applied.space.configs() if wanted.items() <= dict(c.values).items())
             words = f"{rows} x {columns} x 64, {stages} stages{', roles' if roles else ''}"
-            made = build(tensor_source(applied.program(config)), H200, "fast", None)
+            made = built(applied, config)
             yield WarpgroupMatmul.name, words, made
 
 

@@ -114,6 +114,7 @@ CLUSTER_MUTANTS = {
 
 
 @EMULATED
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLUSTER_MUTANTS)
 def test_a_mutant_of_a_cluster_is_caught(name: str, tmp_path: Path) -> None:
     shape = (128, 128, 448)
@@ -276,8 +277,13 @@ MUTANTS = {
 }  # fmt: skip
 
 
+OFTEN = {"no wait for data", "no release", "no wait for multiplications"}  # in every run
+
+
 @EMULATED
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow) for name in MUTANTS]
+)
 def test_a_mutant_is_caught(name: str, tmp_path: Path) -> None:
     shape = (128, 64, 448)
     source = source_of(warpgroups(shape, stages=3).program())

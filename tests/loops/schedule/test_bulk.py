@@ -363,6 +363,9 @@ def test_pipeline_refuses_what_is_no_box() -> None:
 def test_pipeline_refuses_clusters_that_share_nothing() -> None:
     refused(lambda: warpgroups((128, 64, 128), cluster=2).program(), "1 blocks are no clusters of 2")
     refused(lambda: warpgroups((128, 64, 128), cluster=3), "a cluster must be of 1 or 2 blocks")
+    refused(
+        lambda: warpgroups((128, 64, 128), cluster=2, specialise=False), "and of 2 with specialise, got 2"
+    )
     # Two blocks along m, and a tile of `b` of 8 rows, which two blocks cannot divide.
     refused(lambda: warpgroups((256, 8, 128), (128, 8, 64), cluster=2).program(), "no tile is the same for 2")
 

@@ -22,6 +22,7 @@ it: if one hangs, its current shape is lost, and the next child goes on with the
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import math
 import os
@@ -277,8 +278,8 @@ def xla_microseconds(shape: Shape) -> float | None:
     so that none waits for Python."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     try:
-        import jax
-        import jax.numpy as jnp
+        jax: Any = importlib.import_module("jax")
+        jnp: Any = importlib.import_module("jax.numpy")
     except ImportError:
         return None
     if jax.default_backend() != "gpu":

@@ -114,6 +114,7 @@ CLUSTER_MUTANTS = {
 
 
 @EMULATED
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLUSTER_MUTANTS)
 def test_a_mutant_of_a_cluster_is_caught(name: str, tmp_path: Path) -> None:
     shape = (128, 128, 448)
@@ -242,6 +243,19 @@ def test_it_compiles_without_spills(block: Shape, stages: int, specialise: bool)
     assert kernel.maps == source_of(warpgroups((1024, 1024, 1024), block, stages).program()).maps
 
 
+def test_a_cluster_compiles_without_spills() -> None:
+    pytest.importorskip(
+        "cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'"
+    )
+    try:
+        kernel = build(
+            warpgroups((512, 512, 256), (128, 256, 64), 4, cluster=2).program(), H200, "fast", None
+        )
+    except MissingDependencyError as error:
+        pytest.skip(str(error))
+    assert not kernel.resources.spilled_bytes and [each.box_rows for each in kernel.maps] == [64, 256]
+
+
 def test_its_text_is_the_golden(golden: Callable[[str, str], None]) -> None:
     text = source_of(warpgroups((4096, 4096, 4096), (128, 256, 64), 4).program()).text
     golden("warpgroups.cu", text[text.index('extern "C"') :])
@@ -263,8 +277,13 @@ MUTANTS = {
 }  # fmt: skip
 
 
+OFTEN = {"no wait for data", "no release", "no wait for multiplications"}  # in every run
+
+
 @EMULATED
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow) for name in MUTANTS]
+)
 def test_a_mutant_is_caught(name: str, tmp_path: Path) -> None:
     shape = (128, 64, 448)
     source = source_of(warpgroups(shape, stages=3).program())
@@ -344,6 +363,9 @@ def test_pipeline_refuses_what_is_no_box() -> None:
 def test_pipeline_refuses_clusters_that_share_nothing() -> None:
     refused(lambda: warpgroups((128, 64, 128), cluster=2).program(), "1 blocks are no clusters of 2")
     refused(lambda: warpgroups((128, 64, 128), cluster=3), "a cluster must be of 1 or 2 blocks")
+    refused(
+        lambda: warpgroups((128, 64, 128), cluster=2, specialise=False), "and of 2 with specialise, got 2"
+    )
     # Two blocks along m, and a tile of `b` of 8 rows, which two blocks cannot divide.
     refused(lambda: warpgroups((256, 8, 128), (128, 8, 64), cluster=2).program(), "no tile is the same for 2")
 

@@ -208,7 +208,7 @@ class Schedule:
         capacity = None if machine is None else machine.shared_block
         if copy == "auto":
             copy = "bulk" if why_not_bulk(self.nest, tensor, machine) is None else "async"
-            specialise = specialise and copy == "bulk"
+            specialise, cluster = (specialise, cluster) if copy == "bulk" else (False, 1)
         elif copy == "bulk" and machine is not None and not machine.bulk_copy:
             raise PipelineError(
                 f"pipeline: {tensor}: {machine.describe()} has no tensor copy engine",
@@ -221,7 +221,7 @@ class Schedule:
             capacity=capacity,
             copy=copy,
             specialise=specialise,
-            cluster=cluster if specialise else 1,
+            cluster=cluster,
         )
 
     def swizzle(self, tensor: str) -> Schedule:

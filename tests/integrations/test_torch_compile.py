@@ -17,9 +17,12 @@ from torch import nn
 from tilewright import driver
 from tilewright.errors import InputError
 from tilewright.frontend.torch.left import Left
+from tilewright.hw import host
 from tilewright.integrations import torch_compile
 from tilewright.integrations.left_in_torch import share_left
 from tilewright.integrations.torch_compile import RegionOutcome, TilewrightWarning, _getter, register
+from tilewright.targets.cpu import CpuTarget
+from tilewright.targets.options import Settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -107,16 +110,14 @@ def test_inference_mode() -> None:
 
 
 def test_options_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[dict[str, Any]] = []
-    compile = driver.compile
+    seen: list[Settings] = []
+    run = driver.run_pipeline
     monkeypatch.setattr(
-        driver, "compile", lambda model, **options: seen.append(options) or compile(model, **options)
+        driver, "run_pipeline", lambda model, settings: seen.append(settings) or run(model, settings)
     )
-    Compiled(Net(), numerics="strict", threads=1).check(images())
-    (options,) = seen
-    defaults = (None, 0, "none", "guided", "boosted", "gradient", "dynamic")
-    given = {name: value for name, value in options.items() if value not in defaults}
-    assert given == {"target": "cpu", "numerics": "strict", "threads": 1}
+    Compiled(Net(), numerics="strict", threads=1, partition="greedy").check(images())
+    (settings,) = seen
+    assert settings == Settings(CpuTarget(host()), "strict", 1, partition="greedy", trace=settings.trace)
 
 
 def _rounding_errors(net: nn.Sequential, x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
@@ -274,7 +275,7 @@ def test_a_failure_of_ours_warns_once_and_runs_in_torch(monkeypatch: pytest.Monk
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("kernel 7 has no bits")
 
-    monkeypatch.setattr(driver, "compile", broken)
+    monkeypatch.setattr(driver, "run_pipeline", broken)
     net, x = Net(), images()
     compiled = Compiled(net)
     with (
@@ -292,7 +293,7 @@ def test_a_failure_of_ours_warns_once_and_runs_in_torch(monkeypatch: pytest.Monk
 def test_without_fallback_errors_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.no_grad(), pytest.raises(Exception, match="linalg_inv"):
         Compiled(lambda x: torch.linalg.inv(x) + 1, fallback=False).fast(torch.eye(3))
-    monkeypatch.setattr(driver, "compile", lambda *a, **k: 1 / 0)
+    monkeypatch.setattr(driver, "run_pipeline", lambda *a, **k: 1 / 0)
     with torch.no_grad(), pytest.raises(ZeroDivisionError):
         Compiled(lambda x: x + 1, fallback=False).fast(torch.eye(3))
 

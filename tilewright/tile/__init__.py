@@ -24,8 +24,8 @@ Semantics
   and bf16 in f32 and round once at the end, and add bools and integers under 32 bits in i32, their result. `dot` adds
   products of f16, bf16 and f32 in f32, of f64 in f64, of i8 and u8 in i32, and returns that type; with
   input_precision="tf32" f32 operands lose 13 bits first. The order of additions within one `sum`, `cumsum` or `dot` is
-  not specified, nor is the grouping in `reduce` and `associative_scan`, whose function is applied to whole tiles. A
-  loop that rescales a sum by exp(old maximum - new maximum) may do so once for several iterations.
+  not specified, nor is the grouping in `reduce` and `associative_scan`, whose function is applied to whole tiles.
+  A loop that rescales a sum by exp(old maximum - new maximum) may do so once for several iterations.
 - **Memory.** `load`, `store` and atomics work on pointers, tiles of pointers and (not atomics) block pointers.
   Where a mask is false nothing is touched. A masked element of a load is `other`, or an undefined value. Access to an
   address outside a tensor argument is undefined, also if its value is not used. If two elements of one store have the

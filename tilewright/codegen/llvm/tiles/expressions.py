@@ -17,7 +17,7 @@ from llvmlite import ir
 
 from tilewright.codegen.llvm import math as vector_math
 from tilewright.codegen.llvm import scalars
-from tilewright.codegen.llvm.tiles.code import ALIGNED, Code
+from tilewright.codegen.llvm.tiles.tile_loops import ALIGNED, TileLoops
 from tilewright.codegen.llvm.tiles.values import (
     BlockPointer,
     Buffer,
@@ -50,7 +50,7 @@ _OF_OFFSETS = ("add", "sub", "mul", "broadcast", "expand_dims", "trans")
 _TRUE = ir.Constant(I1, 1)  # a mask of which this is the value is left out
 
 
-class Expressions(Code):
+class Expressions(TileLoops):
     """The emitted value of each value of the program so far."""
 
     def __init__(self, module: ir.Module, machine: CpuMachine) -> None:

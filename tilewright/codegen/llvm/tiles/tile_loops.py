@@ -20,7 +20,7 @@ ALIGNED = 64
 _IN_REGISTERS = 8  # vectors of a tile with one axis: its code has no loop
 
 
-class Code:
+class TileLoops:
     def __init__(self, module: ir.Module, machine: CpuMachine) -> None:
         self.module, self.machine = module, machine
         self.builder: ir.IRBuilder

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from tilewright import te
 from tilewright.errors import ScheduleError
@@ -37,11 +38,14 @@ from tilewright.loops.schedule.nest import (
     with_loads,
     with_values,
 )
+from tilewright.loops.schedule.patches import Patches, patches_of
 from tilewright.loops.schedule.tensorise import OperandAccess, match
+from tilewright.loops.schedule.vectors import over_lanes
 from tilewright.te.index import Linear, bounds, linear, simplify
 
 MAX_THREADS = 1024  # of a block
 _PAIR = 2  # neighbours of a fragment that are stored at once
+T = TypeVar("T")
 
 
 def is_bound(nest: Nest) -> bool:
@@ -53,7 +57,20 @@ def gpu_form(nest: Nest) -> Nest:
     threads = _thread_count(nest)
     nest = _divided(nest)
     form = _Form(te.Var("thread", threads), _fragments(nest))
-    return replace(nest, body=form.rebuilt(nest.body))
+    return replace(nest, body=_in_lanes(form.rebuilt(nest.body)))
+
+
+def _in_lanes(nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """What vector loops access, in terms of whole vectors: accesses to memory are then seen to be contiguous."""
+    found: list[Node] = []
+    for node in nodes:
+        if isinstance(node, Loop) and node.kind is Kind.VECTOR:
+            lane = node.var
+            body = map_leaves(node.body, lambda leaf, lane=lane: leaf.map(lambda e: over_lanes(e, lane)))
+            found.append(replace(node, body=body))
+        else:
+            found.append(replace(node, body=_in_lanes(node.body)) if isinstance(node, Loop) else node)
+    return tuple(found)
 
 
 def _thread_count(nest: Nest) -> int:
@@ -92,9 +109,11 @@ def _divided(nest: Nest) -> Nest:
     for tile in _register_tiles(nest):
         shares: dict[tuple[tuple[tuple[str, int], ...], ...], str] = {}
         extents = [1] * len(tile.shape)
+        parts: list[list[te.Expr]] = []
         for stage, indices in _accesses(nest, tile):
             forms = [_own_part(tile, stage, index, bound) for index in indices]
             shares.setdefault(tuple(share for _, share in forms), stage)
+            parts.append([own for own, _ in forms])
             for axis, (own, _) in enumerate(forms):
                 low, high = bounds(own)
                 if low is None or high is None or low < 0:
@@ -111,7 +130,17 @@ def _divided(nest: Nest) -> Nest:
             )
         if not any(share for share in next(iter(shares))):
             continue
-        nest = _with_part(nest, tile, replace(tile, shape=tuple(extents)), bound)
+        # A thread's elements may be patches among those of others.
+        patches = [patches_of([linear(own) for own in each]) for each in zip(*parts, strict=True)]
+        shape = tuple(
+            extent if each is None or each.span != extent else each.size
+            for extent, each in zip(extents, patches, strict=True)
+        )
+        without = [
+            each if each is not None and each.span == extent else None
+            for extent, each in zip(extents, patches, strict=True)
+        ]
+        nest = _with_part(nest, tile, replace(tile, shape=shape), bound, without)
     return nest
 
 
@@ -146,9 +175,15 @@ def _own_part(
     return Linear(own, form.constant).expr(), tuple(share)
 
 
-def _with_part(nest: Nest, tile: Tile, part: Tile, bound: dict[te.Var, str]) -> Nest:
+def _with_part(
+    nest: Nest, tile: Tile, part: Tile, bound: dict[te.Var, str], patches: Sequence[Patches | None]
+) -> Nest:
     def own(indices: tuple[te.Expr, ...]) -> tuple[te.Expr, ...]:
-        return tuple(_own_part(tile, "", index, bound)[0] for index in indices)
+        found = (_own_part(tile, "", index, bound)[0] for index in indices)
+        return tuple(
+            index if each is None else each.position(linear(index)).expr()
+            for index, each in zip(found, patches, strict=True)
+        )
 
     body = with_loads(nest.body, tile, lambda indices: te.Load(part, own(indices)))
 
@@ -187,17 +222,50 @@ def _fragments(nest: Nest) -> dict[str, Fragment]:
                 raise ScheduleError(f"tensorise: {name}: the rows of {tile.name} are not contiguous")
             if tile.scope is not Scope.REGISTER:
                 continue
-            if any(extent % size for extent, size in zip(tile.shape, fragment.tensor.shape, strict=True)):
+            shape = _last(tile.shape, fragment)
+            if math.prod(shape) != tile.size or any(
+                extent % size for extent, size in zip(shape, fragment.tensor.shape, strict=True)
+            ):
                 raise ScheduleError(
                     f"tensorise: {name}: {tile.name}{list(tile.shape)} is not made of whole fragments"
                 )
             before = found.setdefault(tile.name, fragment)
-            if _held(before) != _held(fragment):
+            one, many = sorted((before, fragment), key=lambda each: each.size)
+            if not _is_made_of(many, one) or (many.size > one.size and _columns(tile, one) > 1):
                 raise ScheduleError(
                     f"tensorise: {name}: the threads of a warp hold {tile.name} otherwise than another instruction"
                     " leaves it"
                 )
+            found[tile.name] = one
     return found
+
+
+def _is_made_of(many: Fragment, one: Fragment) -> bool:
+    """Whether a fragment is several of another, below each other."""
+    rows, *others = one.tensor.shape
+    height, *same = many.tensor.shape
+    if others != same or height % rows or many.size != one.size * (height // rows):
+        return False
+    held = _held(one)
+    parts = [held[lane * one.size : (lane + 1) * one.size] for lane in range(WARP)]
+    below = [
+        (row + number * rows, *rest)
+        for part in parts
+        for number in range(height // rows)
+        for row, *rest in part
+    ]
+    return below == _held(many)
+
+
+def _columns(tile: Tile, fragment: Fragment) -> int:
+    """Fragments beside each other in a tile."""
+    shapes = list(zip(_last(tile.shape, fragment), fragment.tensor.shape, strict=True))
+    return math.prod(extent // size for extent, size in shapes[1:])
+
+
+def _last(axes: Sequence[T], fragment: Fragment) -> tuple[T, ...]:
+    """Those of a tile's axes that a fragment has; the axes before them are of one element, such as a batch."""
+    return tuple(axes[len(axes) - len(fragment.tensor.shape) :])
 
 
 def _held(fragment: Fragment) -> list[tuple[int, ...]]:
@@ -264,19 +332,22 @@ class _Form:
                 continue
             lane = self.thread % WARP % fragment.lanes
             offset = fragment.element(lane, te.as_index(0))
-            at = tuple(simplify(first + more) for first, more in zip(access.first, offset, strict=True))
+            ahead = access.first[: len(access.first) - len(offset)]
+            last = zip(_last(access.first, fragment), offset, strict=True)
+            at = (*ahead, *(simplify(first + more) for first, more in last))
             starts.append((access.tile, flat(access.tile, at)))
         return replace(node, thread=self.thread, starts=tuple(starts))
 
     def held_tile(self, tile: Tile) -> Tile:
         """The part of a tile that a thread holds: its part of each fragment."""
-        return replace(tile, shape=(tile.size // WARP,))
+        return replace(tile, shape=(tile.size // WARP,), gap=0)
 
     def start(self, tile: Tile, first: Sequence[te.Expr]) -> te.Expr:
         """The start of a thread's part of the fragment whose first element is given."""
         fragment = self.fragments[tile.name]
         number: te.Expr = te.as_index(0)
-        for index, extent, size in zip(first, tile.shape, fragment.tensor.shape, strict=True):
+        indices, shape = _last(first, fragment), _last(tile.shape, fragment)
+        for index, extent, size in zip(indices, shape, fragment.tensor.shape, strict=True):
             number = number * (extent // size) + index // size
         return simplify(number * fragment.size)
 
@@ -303,7 +374,7 @@ class _Form:
         fragment = self.fragments[tile.name]
         inner = [
             self.element_loop(chain, leaf, tile, index, size)
-            for index, size in zip(load.indices, fragment.tensor.shape, strict=True)
+            for index, size in zip(_last(load.indices, fragment), fragment.tensor.shape, strict=True)
         ]
         if loop not in inner:
             return None

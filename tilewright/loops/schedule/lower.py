@@ -105,7 +105,13 @@ def _transfer(leaf: Leaf, lane: te.Var | None) -> Node:
 
     lanes = 1 if lane is None else lane.extent
     return Transfer(
-        leaf.target, begin(leaf.indices), load.source, begin(load.indices), lanes, te.all_of(conditions)
+        leaf.target,
+        begin(leaf.indices),
+        load.source,
+        begin(load.indices),
+        lanes,
+        inside,
+        leaf.guards,
     )
 
 
@@ -159,7 +165,8 @@ def _statement(node: Node, started: frozenset[str]) -> Stmt:
     if isinstance(node, Transfer):
         source = _buffer(node.source), flat(node.source, node.source_indices)
         inside = None if node.inside is None else _value(node.inside)
-        return Copy(_buffer(node.target), flat(node.target, node.indices), *source, node.lanes, inside)
+        target = _buffer(node.target), flat(node.target, node.indices)
+        return _guarded(node.guards, Copy(*target, *source, node.lanes, inside))
     if isinstance(node, Micro) and node.thread is not None:
         starts = tuple((_buffer(tile), start) for tile, start in node.starts)
         return Warp(node.intrinsic, node.thread, starts)

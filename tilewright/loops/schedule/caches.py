@@ -105,7 +105,7 @@ def set_scope(nest: Nest, stage: str, scope: str) -> Nest:
     _, leaf = find_leaf(nest, stage)
     if leaf.target.scope is Scope.GLOBAL:
         raise ScheduleError(f"set_scope: stage {stage} is the output; cache_write gives it a tile of its own")
-    return with_tile(nest, leaf.target, replace(leaf.target, scope=_scope(scope)))
+    return with_tile(nest, leaf.target, replace(leaf.target, scope=_scope(scope), gap=0))
 
 
 def _scope(name: str) -> Scope:

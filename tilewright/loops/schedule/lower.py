@@ -46,7 +46,10 @@ from tilewright.loops.schedule.nest import (
 from tilewright.loops.schedule.pipeline import copied
 from tilewright.loops.schedule.rules import across
 from tilewright.loops.schedule.tensorise import IntrinsicOperand, OperandAccess, match, statement_of
+from tilewright.loops.tiling import with_values as with_values_in
 from tilewright.te.index import coefficient, simplify
+
+_MIN_COPIED = 4  # bytes
 
 
 def lower(nest: Nest, decisions: str = "", asynchronous: bool = False) -> Program:
@@ -235,7 +238,16 @@ def _loop(loop: Loop, body: Stmt) -> Stmt:
         (inside if loop.var in te.variables(body.cond) else outside).append(body.cond)
         body = body.then
     body = _under(inside, body)
+    if loop.kind is Kind.UNROLL and any(_is_small_copy(stmt) for stmt in ir.walk_stmts(body)):
+        body = ir.block(*(with_values_in(body, {loop.var: te.as_index(n)}) for n in range(loop.var.extent)))
+        return _under(outside, body)
     return _under(outside, body if loop.var.extent == 1 else For(loop.var, loop.kind, body))
+
+
+def _is_small_copy(stmt: Stmt) -> bool:
+    """Whether it copies less than the hardware copies asynchronously: it then goes through a register of its own, from
+    which it is stored later, and is written out."""
+    return isinstance(stmt, Copy) and stmt.lanes * stmt.buffer.dtype.bytes < _MIN_COPIED
 
 
 def _guarded(guards: Sequence[te.Expr], stmt: Stmt) -> Stmt:

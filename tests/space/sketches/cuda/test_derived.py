@@ -8,15 +8,17 @@ from random import Random
 
 import pytest
 
-from tests.codegen.cuda.judge import MAX_CASES
 from tests.loops.gpu.products import Product
 from tests.programs import GPU, program_text, validation
+from tests.space.checked import Inputs
 from tests.space.sketches.cuda.tasks import product_task
 from tests.space.sketches.cuda.test_meaning import check
 from tests.space.templates.cuda.test_convolution import Case
 from tilewright.codegen.cuda.build import build, source_of
+from tilewright.codegen.cuda.shared import shared_bytes
 from tilewright.dtypes import DType
 from tilewright.errors import SketchError
+from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import H200
 from tilewright.loops.ir import Copy, Program, Warp, walk_stmts
@@ -35,7 +37,7 @@ from tilewright.testing.emulator.run import check as check_emulated
 from tilewright.tune.choose import ranked
 
 F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
-WARPS, THREADS = "sketch:warps", "sketch:threads"
+WARPS, THREADS, CROSS = "sketch:warps", "sketch:threads", "sketch:cross"
 TASKS: dict[str, Callable[[], Task]] = {
     "nt": lambda: product_task(Product(9, 20, 40, transposed_b=False)),
     "tn-bf16": lambda: product_task(Product(12, 24, 36, transposed_a=True, dtype=BF16)),
@@ -44,7 +46,8 @@ TASKS: dict[str, Callable[[], Task]] = {
     "one-row": lambda: product_task(Product(1, 24, 32)),
     "conv": lambda: Case((3, 4), (8, 12), stride=2).task(),
 }
-SMALL = {"bm": 16, "bn": 16, "wm": 16, "wn": 16, "bk": 32, "instruction_k": 16}
+AT_STEPS: dict[str, object] = {"left_at": STEP, "right_at": STEP}
+SMALL: dict[str, object] = {"bm": 16, "bn": 16, "wm": 16, "wn": 16, "bk": 32, "instruction_k": 16}
 
 
 def derived(task: Task, numerics: str = "fast") -> dict[str, BatchedSketch]:
@@ -128,7 +131,7 @@ def test_the_cuda_text_computes_the_task(
     task = TASKS[name]()
     applied = derived(task)[sketch]
     program = program_of(applied, config_of(applied, **values))
-    check_emulated(source_of(program), validation(task, "fast")[:MAX_CASES], tmp_path)
+    check_emulated(source_of(program), validation(task, "fast")[:2], tmp_path)
 
 
 @pytest.mark.parametrize("capability", ["sm_80", "sm_90a"])
@@ -207,22 +210,77 @@ def test_evolution_moves_where_a_tile_is_fetched() -> None:
     assert programs[0].body != programs[1].body
 
 
-CASES = [
-    ("nt", WARPS, {**SMALL, "stages": 2, "prefetch": True}),
-    ("f32", THREADS, {"stages": 2, "prefetch": True}),
+def normalised() -> Task:
+    """Two reductions, the second of what the first makes."""
+    x = Inputs()
+    data = x(3, 150)
+    apart = apply("sub", data, apply("mean", data, axes=(1,), keepdims=True))
+    squares = apply("mean", apply("mul", apart, apart), axes=(1,), keepdims=True)
+    return x.task(apply("mul", apart, apply("rsqrt", squares)))
+
+
+def reduced(op: str, shape: tuple[int, ...], **attributes: object) -> Callable[[], Task]:
+    def made() -> Task:
+        x = Inputs()
+        return x.task(apply(op, x(*shape), **attributes))
+
+    return made
+
+
+REDUCTIONS: dict[str, Callable[[], Task]] = {
+    "softmax of rows": reduced("softmax", (5, 300), axis=1),
+    "softmax of columns": reduced("softmax", (90, 7), axis=0),
+    "sum of columns": reduced("sum", (300, 6), axes=(0,), keepdims=False),
+    "sum of three axes": reduced("sum", (3, 4, 130), axes=(2,), keepdims=False),
+    "mean of two axes": reduced("mean", (2, 3, 10, 13), axes=(2, 3), keepdims=False),
+    "normalised": normalised,
+}
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_reductions_across_threads(name: str) -> None:
+    task = REDUCTIONS[name]()
+    (applied,) = derived(task).values()
+    assert applied.space.template == CROSS
+    configs = list(applied.space.configs())
+    for config in (configs[0], configs[-1]):
+        program = program_of(applied, config)
+        check(program, task)
+        terms = applied.terms(config)
+        assert isinstance(terms, GpuTerms)
+        assert shared_bytes(program) <= terms.shared_bytes <= H200.shared_block
+
+
+def test_a_reduction_of_many_rows_is_not_shared() -> None:
+    """There are enough results to fill the card with a thread for each."""
+    assert not derived(reduced("sum", (1 << 18, 64), axes=(1,), keepdims=False)())
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no g++ here to compile the emulator with")
+def test_the_cuda_text_of_a_reduction_across_threads(tmp_path: Path) -> None:
+    task = REDUCTIONS["softmax of rows"]()
+    (applied,) = derived(task).values()
+    program = program_of(applied, config_of(applied, group=32, results=2))
+    check_emulated(source_of(program), validation(task, "fast")[:2], tmp_path)
+
+
+CASES: list[tuple[Callable[[], Task], str, dict[str, object]]] = [
+    (TASKS["nt"], WARPS, {**SMALL, "stages": 2, "prefetch": True, **AT_STEPS}),
+    (TASKS["f32"], THREADS, {"stages": 2, "prefetch": True, **AT_STEPS}),
+    (REDUCTIONS["softmax of rows"], CROSS, {"group": 64, "results": 2}),
 ]
 
 
 @pytest.mark.parametrize(
-    ("name", "sketch", "values"), CASES, ids=[case[1].partition(":")[2] for case in CASES]
+    ("made", "sketch", "values"), CASES, ids=[case[1].partition(":")[2] for case in CASES]
 )
 def test_the_program_is_the_golden(
-    name: str, sketch: str, values: dict[str, object], golden: Callable[[str, str], None]
+    made: Callable[[], Task], sketch: str, values: dict[str, object], golden: Callable[[str, str], None]
 ) -> None:
-    task = TASKS[name]()
+    task = made()
     applied = next(each for each in derive(GpuWork(task, GPU)) if each.space.template == sketch)
     assert isinstance(applied, AppliedSketch)
-    config = config_of(applied, left_at=STEP, right_at=STEP, **values)
+    config = config_of(applied, **values)
     golden(
         f"derived-{sketch.partition(':')[2]}.txt",
         program_text(task, program_of(applied, config), GPU, config),

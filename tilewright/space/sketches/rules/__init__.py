@@ -10,6 +10,7 @@ from tilewright.hw.machine import KINDS
 from tilewright.space import registration
 from tilewright.space.sketches.rules.blocks import ThreadTiles, WarpTiles
 from tilewright.space.sketches.rules.cache_write import CacheWrite
+from tilewright.space.sketches.rules.cross_thread import CrossThread, GpuRows
 from tilewright.space.sketches.rules.elementwise import Elementwise
 from tilewright.space.sketches.rules.fetch import Fetch
 from tilewright.space.sketches.rules.inline import Inline, InlineAgain
@@ -27,6 +28,12 @@ from tilewright.space.sketches.sketch import Rule
 from tilewright.support.plugins import register_installed
 
 RULES: list[Rule] = [
+    AsMatrices(),
+    WarpTiles(),
+    ThreadTiles(),
+    Fetch(),
+    GpuRows(),
+    CrossThread(),
     Tensorise(),
     Elementwise(),
     Inline(),
@@ -41,10 +48,6 @@ RULES: list[Rule] = [
     StageOperand(),
     InlineAgain(),
     Skip(),
-    AsMatrices(),
-    WarpTiles(),
-    ThreadTiles(),
-    Fetch(),
 ]
 _BUILT_IN = tuple(RULES)
 ENTRY_POINTS = "tilewright.rules"

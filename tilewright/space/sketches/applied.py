@@ -70,7 +70,14 @@ class AppliedSketch:
         return machine.shared_block if isinstance(machine, GpuMachine) else SCRATCH_LIMIT
 
     def terms(self, config: Config) -> Counted | None:
-        return None if self._cost is None else self._cost(dict(config.values))
+        if self._cost is not None:
+            return self._cost(dict(config.values))
+        work = self.sketch.work
+        if not isinstance(work.machine, GpuMachine):
+            return None
+        from tilewright.space.templates.cuda.default import roofline
+
+        return roofline(work, self.program(config))
 
     def program(self, config: Config) -> Program:
         values = dict(config.values)

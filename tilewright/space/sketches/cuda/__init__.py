@@ -1,7 +1,8 @@
 """Sketches for NVIDIA GPUs: three structures written by hand, for contractions and reductions of any form.
 
-Unlike those for processors, no rules derive them from a task's expressions. Users register theirs with
-`register_sketch`.
+Rules derive the same structures (`rules/blocks.py`, `rules/cross_thread.py`) with these sizes and terms. The written ones
+stay candidates where their code is shorter (benchmarks/results/gpu_sketch_rules.md). Users register theirs with
+`register_sketch`, or a rule.
 """
 
 from tilewright.space.sketches.cuda.block_reduction import BlockReduction

@@ -1,4 +1,4 @@
-"""Rules for reductions to few results on a GPU: `rows` places them in blocks, and `cross` shares each among threads."""
+"""Rules for reductions to few results on a GPU: `blocks` places them in blocks of rows, and `cross` shares each among threads."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class GpuRows:
     out[i, j] = x[i, j] / total[i]      ->       for threads, RESULTS x GROUP: out of every GROUPth column
     """
 
-    name = "rows"
+    name = "blocks"
     alone = True
     kinds = ("cuda",)
 

@@ -1,8 +1,8 @@
 """Sketches for NVIDIA GPUs: three structures written by hand, for contractions and reductions of any form.
 
-Rules derive the same structures (`rules/blocks.py`, `rules/cross_thread.py`) with these sizes and terms. The written ones
-stay candidates where their code is shorter (benchmarks/results/gpu_sketch_rules.md). Users register theirs with
-`register_sketch`, or a rule.
+Rules derive the same structures (`rules/blocks.py`, `rules/cross_thread.py`) with these sizes and terms. Both are
+candidates: for some shapes the written ones have fewer instructions (benchmarks/results/gpu_sketch_rules.md). Users
+register theirs with `register_sketch`, or a rule.
 """
 
 from tilewright.space.sketches.cuda.block_reduction import BlockReduction

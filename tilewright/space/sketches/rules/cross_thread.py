@@ -1,4 +1,5 @@
-"""Rules for reductions to few results on a GPU: `blocks` places them in blocks of rows, and `cross` shares each among threads."""
+"""Rules for reductions to few results on a GPU: `blocks` places them in blocks of rows, and `cross` shares each among
+the threads of a block."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that is not installed
 
-from benchmarks.pipelining import SHAPES, Shape, task_of
+from pipelining import SHAPES, Shape, task_of
 from tilewright.codegen.cuda import toolchain
 from tilewright.codegen.cuda.build import build, source_of
 from tilewright.dtypes import DType

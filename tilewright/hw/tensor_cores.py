@@ -17,7 +17,7 @@ from tilewright.hw.memory import Scope
 ROWS = 8  # of the matrices that are loaded
 _ROW_BYTES = 16
 _REGISTER_BYTES = 4
-_MOST_MATRICES = 4  # that one instruction loads
+_MAX_MATRICES = 4  # that one instruction loads
 _NAMES = {DType.F16: "f16", DType.BF16: "bf16", DType.F32: "tf32", DType.I8: "s8", DType.U8: "u8"}
 _OLDEST = ("sm_80",)  # the first with bf16, tf32 and asynchronous copies
 
@@ -86,7 +86,7 @@ def load_right(depth: int, dtype: DType, count: int = 1, transposed: bool = Fals
 
 def loaded_together(depth: int, dtype: DType, rows: int) -> int:
     """How many operands of so many rows (16 of the left, 8 of the right) one instruction loads at most."""
-    return max(1, _MOST_MATRICES // (rows // ROWS * (depth // columns(dtype))))
+    return max(1, _MAX_MATRICES // (rows // ROWS * (depth // columns(dtype))))
 
 
 def _load_operand(name: str, rows: int, depth: int, dtype: DType, count: int, transposed: bool) -> Intrinsic:

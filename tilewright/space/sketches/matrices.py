@@ -30,7 +30,7 @@ from tilewright.te.index import simplify
 LEFT, RIGHT, SUMS, OUT = "left", "right", "sums", "out"
 STEPS = f"{SUMS}.k.o"  # the loop over steps of the reduction
 _COPIED = 16  # bytes that a thread moves at once, at most
-_FEWEST = 2  # of a matmul's axes: an axis of one element has no loop to split
+_MIN = 2  # of a matmul's axes: an axis of one element has no loop to split
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Matrices:
         sums = Tile(
             SUMS,
             self.work.reduction.result.dtype,
-            (*self._batch(), *(max(_FEWEST, extent_of(axes)) for axes in (self.mapping.m, self.mapping.n))),
+            (*self._batch(), *(max(_MIN, extent_of(axes)) for axes in (self.mapping.m, self.mapping.n))),
             Scope.SCRATCH,
         )
         tiles = [self._tile(operand) for operand in self.operands]
@@ -108,13 +108,13 @@ class Matrices:
 
     @property
     def _depth(self) -> int:
-        return max(_FEWEST, extent_of(self.mapping.k))
+        return max(_MIN, extent_of(self.mapping.k))
 
     def _batch(self) -> tuple[int, ...]:
         return (extent_of(self.mapping.batch),) if self.batched else ()
 
     def _tile(self, operand: Operand) -> Tile:
-        last = [max(_FEWEST, extent_of(operand.walked)), self._depth]
+        last = [max(_MIN, extent_of(operand.walked)), self._depth]
         outer = (extent_of(self.mapping.outer),) if self.windowed else ()
         shape = (*self._batch(), *outer, *(reversed(last) if operand.transposed else last))
         return Tile(operand.name, operand.factor.dtype, shape, Scope.SCRATCH)
@@ -173,7 +173,7 @@ class _Element:
         conditions = [
             te.call("lt", index, te.as_index(1))
             for index, axes in ((along, operand.walked), (k, operand.k))
-            if extent_of(axes) < _FEWEST
+            if extent_of(axes) < _MIN
         ]
         if factor.guard is not None:
             conditions.append(placed(factor.guard))

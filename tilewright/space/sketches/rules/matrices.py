@@ -14,7 +14,7 @@ from tilewright.space.sketches.cuda.tiled import DTYPES
 from tilewright.space.sketches.matrices import LEFT, RIGHT, SUMS, Matrices
 from tilewright.space.sketches.sketch import Sketch
 
-_MOST = 2  # mappings of a contraction
+_MAX = 2  # mappings of a contraction
 
 
 class AsMatrices:
@@ -40,7 +40,7 @@ class AsMatrices:
         if found is None:
             return ()
         made = []
-        for mapping in mappings(found, multiply_add(found.dtype))[:_MOST]:
+        for mapping in mappings(found, multiply_add(found.dtype))[:_MAX]:
             sides = ((mapping.left, mapping.m), (mapping.right, mapping.n))
             left, right = (TileOperand(factor, walked, mapping.k).transposed for factor, walked in sides)
             matrices = Matrices(found, mapping, (left, right))

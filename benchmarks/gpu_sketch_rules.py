@@ -34,11 +34,11 @@ from tilewright.space.sketches.block_frames import STEP
 from tilewright.space.sketches.cuda.tensorised import Tensorised
 from tilewright.space.sketches.cuda.tiled import Tiled
 from tilewright.space.space import Config
-from tilewright.space.template import Applied, GpuWork
+from tilewright.space.template import Applied, GpuWork, Template
 from tilewright.tune.choose import ranked
 
 _INSTRUCTION = 16  # bytes
-_PAIRS = {"sketch:warps": Tensorised(), "sketch:threads": Tiled()}
+_PAIRS: dict[str, Template] = {"sketch:warps": Tensorised(), "sketch:threads": Tiled()}
 _PARTS = {"mma": r"\bmma\.sync", "ldmatrix": r"\bldmatrix", "copies": r"\bcp\.async\.c[ag]", "all": r"^\t\w"}
 
 

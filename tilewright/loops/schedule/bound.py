@@ -64,13 +64,16 @@ def _in_lanes(nodes: Sequence[Node]) -> tuple[Node, ...]:
     """What vector loops access, in terms of whole vectors: accesses to memory are then seen to be contiguous."""
     found: list[Node] = []
     for node in nodes:
-        if isinstance(node, Loop) and node.kind is Kind.VECTOR:
-            lane = node.var
-            body = map_leaves(node.body, lambda leaf, lane=lane: leaf.map(lambda e: over_lanes(e, lane)))
-            found.append(replace(node, body=body))
-        else:
-            found.append(replace(node, body=_in_lanes(node.body)) if isinstance(node, Loop) else node)
+        if isinstance(node, Loop):
+            is_vector = node.kind is Kind.VECTOR
+            body = _of_lane(node.body, node.var) if is_vector else _in_lanes(node.body)
+            node = replace(node, body=body)
+        found.append(node)
     return tuple(found)
+
+
+def _of_lane(nodes: tuple[Node, ...], lane: te.Var) -> tuple[Node, ...]:
+    return map_leaves(nodes, lambda leaf: leaf.map(lambda expr: over_lanes(expr, lane)))
 
 
 def _thread_count(nest: Nest) -> int:

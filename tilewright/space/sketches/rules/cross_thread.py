@@ -119,7 +119,7 @@ class GpuRows:
                 schedule = schedule.bind(outer, "block.y")
             return schedule.bind(f"{frame.rows[-1]}.o", "block.x")
 
-        moves = (Move(arrange, knobs, frame.legal, (("group", "results"),)), Move(bind, last=True))
+        moves = (Move(arrange, knobs, frame.legal, together=(("group", "results"),)), Move(bind, last=True))
         kept = (
             sketch.stage,
             *(name for name in sketch.left[1:] if name in schedule.stages or is_input(schedule, name)),

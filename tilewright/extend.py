@@ -2,7 +2,7 @@
 
     register_template(template, target)     one kind of implementation for a class of tasks (space/template.py)
     register_sketch(sketch, target)         the same without a class of tasks: compared when a task is tuned
-    register_rule(rule)                     a rule that derives program structures on processors (space/sketches/)
+    register_rule(rule)                     a rule that derives program structures (space/sketches/)
     register_intrinsic(intrinsic)           an instruction, and the expression that it computes (hw/intrinsics.py)
     register_search(name, factory)          a search, which proposes candidates (search/searcher.py)
     register_cost_model(name, factory)      a cost model, which ranks them (cost/model.py)

@@ -17,6 +17,7 @@ from tilewright.hw.memory import Scope
 ROWS = 8  # of the matrices that are loaded
 _ROW_BYTES = 16
 _REGISTER_BYTES = 4
+_MAX_MATRICES = 4  # that one instruction loads
 _NAMES = {DType.F16: "f16", DType.BF16: "bf16", DType.F32: "tf32", DType.I8: "s8", DType.U8: "u8"}
 _OLDEST = ("sm_80",)  # the first with bf16, tf32 and asynchronous copies
 
@@ -70,36 +71,59 @@ def multiply(depth: int, dtype: DType) -> Intrinsic:
 
 
 @cache
-def load_left(depth: int, dtype: DType) -> Intrinsic:
+def load_left(depth: int, dtype: DType, count: int = 1, transposed: bool = False) -> Intrinsic:
     """Load the left operand of `multiply(depth, dtype)`, 16 rows of shared memory, each thread giving the address of a
-    part of a row."""
-    return _load_operand("left", 16, depth, dtype)
+    part of a row; `count` operands below each other. `transposed`: rows of shared memory run along the operand's
+    columns, for 16-bit elements only."""
+    return _load_operand("left", 16, depth, dtype, count, transposed)
 
 
 @cache
-def load_right(depth: int, dtype: DType) -> Intrinsic:
+def load_right(depth: int, dtype: DType, count: int = 1, transposed: bool = False) -> Intrinsic:
     """Load the right operand of `multiply(depth, dtype)`, 8 rows of shared memory, as `load_left` loads the left."""
-    return _load_operand("right", 8, depth, dtype)
+    return _load_operand("right", 8, depth, dtype, count, transposed)
 
 
-def _load_operand(name: str, rows: int, depth: int, dtype: DType) -> Intrinsic:
+def loaded_together(depth: int, dtype: DType, rows: int) -> int:
+    """How many operands of so many rows (16 of the left, 8 of the right) one instruction loads at most."""
+    return max(1, _MAX_MATRICES // (rows // ROWS * (depth // columns(dtype))))
+
+
+def _load_operand(name: str, rows: int, depth: int, dtype: DType, count: int, transposed: bool) -> Intrinsic:
     wide = columns(dtype)
-    count = rows // ROWS * (depth // wide)
-    source = te.Tensor("source", (rows, depth), dtype)
-    into = te.compute(f"into_{name}", (rows, depth), dtype, lambda m, k: te.Load(source, (m, k)))
+    each = rows // ROWS * (depth // wide)  # matrices of an operand
+    shape = (depth, count * rows) if transposed else (count * rows, depth)
+    source = te.Tensor("source", shape, dtype)
+    into = te.compute(
+        f"into_{name}",
+        (count * rows, depth),
+        dtype,
+        lambda m, k: te.Load(source, (k, m) if transposed else (m, k)),
+    )
     held = multiply(depth, dtype).fragments[1 if name == "left" else 2]
 
-    def row(lane: Any, n: Any) -> tuple[Any, ...]:
-        """The matrices in the order of the operand's registers: first along rows, then along k."""
-        number = lane // ROWS
-        down, along = (number % 2, number // 2) if rows > ROWS else (0, number)
-        return lane % ROWS + down * ROWS, along * wide + n
+    def element(lane: Any, n: Any) -> tuple[Any, ...]:
+        row, column = held.element(lane, n % held.size)
+        return row + n // held.size * rows, column
 
+    def row(lane: Any, n: Any) -> tuple[Any, ...]:
+        """The matrices in the order of the operands' registers: first along rows, then along k."""
+        number = lane // ROWS % each
+        down, along = (number % 2, number // 2) if rows > ROWS else (0, number)
+        down = down + lane // ROWS // each * (rows // ROWS)
+        within = lane % ROWS
+        return (
+            (along * wide + within, down * ROWS + n)
+            if transposed
+            else (within + down * ROWS, along * wide + n)
+        )
+
+    matrices = count * each
     return _intrinsic(
-        f"ldmatrix.sync.aligned.m8n8.x{count}.shared.b16",
+        f"ldmatrix.sync.aligned.m8n8.x{matrices}{'.trans' * transposed}.shared.b16",
         (
-            Fragment(into, Scope.REGISTER, held.size, held.element, WARP),
-            Fragment(source, Scope.SCRATCH, wide, row, lanes=ROWS * count),
+            Fragment(into, Scope.REGISTER, count * held.size, element if count > 1 else held.element, WARP),
+            Fragment(source, Scope.SCRATCH, wide, row, lanes=ROWS * matrices),
         ),
     )
 

@@ -1,7 +1,7 @@
 """The table of templates for each kind of machine, which `Candidates` reads.
 
     templates       written by hand, including library calls and decompositions
-    sketches        structures for tasks of any class: derived by rules on processors, written by hand on GPUs
+    sketches        structures for tasks of any class: derived by rules, on GPUs also some that are written by hand
     default         the program that every task with a formula has
 
 Users add theirs with `register` and `register_sketch`, or with an entry point of the group `tilewright.templates`: a
@@ -10,7 +10,7 @@ callable that registers them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -38,17 +38,17 @@ class Catalog:
     - `is_hopeless`: whether the default program of a task is left out if there is any other candidate.
     - `trusted_sketches`: the names of those whose predicted times are as reliable as a template's.
     - `only_tuned`: the names of those that are never chosen without measuring, because nothing calibrates their times.
-    - `sketch_names`: the names of its own sketches, if these are known before a task is.
+    - `written`: the sketches that no rules derive.
     - `predicts_default`: whether the same holds for the default program.
     """
 
     templates: tuple[Template, ...]
     derive: Derivation
     default: Template
+    written: tuple[Template, ...] = ()
     is_hopeless: Callable[[Task], bool] = lambda task: False
     trusted_sketches: tuple[str, ...] = ()
     only_tuned: tuple[str, ...] = ()
-    sketch_names: tuple[str, ...] = ()
     predicts_default: bool = False
     registered: list[Guarded] = field(default_factory=list)
     registered_sketches: list[Guarded] = field(default_factory=list)
@@ -59,10 +59,15 @@ class Catalog:
 
     def sketches(self, work: Work) -> list[Applied]:
         """The sketches of a task: its own, and those that users registered."""
-        found = list(self.derive(work))
+        found = [*self._written(work), *self.derive(work)]
         taken = {applied.space.template for applied in found}
         own = (applied for sketch in self.registered_sketches if (applied := sketch.apply(work)) is not None)
         return [*found, *(applied for applied in own if applied.space.template not in taken)]
+
+    def _written(self, work: Work, names: Collection[str] | None = None) -> list[Applied]:
+        """The written sketches of a task, with these names."""
+        asked = [sketch for sketch in self.written if names is None or sketch.name in names]
+        return [applied for sketch in asked if (applied := sketch.apply(work)) is not None]
 
     def trusted(self, work: Work, sketches: bool = True, templates: bool = True) -> list[Applied]:
         """The candidates for a choice without measuring: templates and trusted sketches; other sketches if none of
@@ -76,12 +81,12 @@ class Catalog:
         found = [applied for t in asked if (applied := t.apply(work)) is not None]
         if not self.predicts_default:
             return found
-        derived = (
-            [a for a in self.sketches(work) if a.space.template not in self.only_tuned] if sketches else []
-        )
-        trusted = [applied for applied in derived if applied.space.template in self.trusted_sketches]
+        if sketches and found:
+            found += self._written(work, self.trusted_sketches)
+        elif sketches:
+            found += [each for each in self.sketches(work) if each.space.template not in self.only_tuned]
         default = self.default.apply(work)
-        return [*(found or derived), *(trusted if found else []), *([] if default is None else [default])]
+        return found if default is None else [*found, default]
 
 
 def catalog(kind: str) -> Catalog:
@@ -109,6 +114,7 @@ def _cpu() -> Catalog:
 def _cuda() -> Catalog:
     from tilewright.space.decompositions import DECOMPOSITIONS
     from tilewright.space.libraries import LIBRARIES
+    from tilewright.space.sketches import derive
     from tilewright.space.sketches.cuda import SKETCHES
     from tilewright.space.sketches.cuda.block_reduction import BlockReduction
     from tilewright.space.sketches.cuda.warpgroup_chain import WarpgroupChain
@@ -116,17 +122,14 @@ def _cuda() -> Catalog:
     from tilewright.space.templates.cuda import TEMPLATES
     from tilewright.space.templates.cuda.default import Default, is_hopeless
 
-    def derive(work: Work) -> list[Applied]:
-        return [applied for sketch in SKETCHES if (applied := sketch.apply(work)) is not None]
-
     return Catalog(
         (*LIBRARIES, *TEMPLATES, *DECOMPOSITIONS),
         derive,
         Default(),
+        SKETCHES,
         is_hopeless,
         trusted_sketches=(BlockReduction.name,),
         only_tuned=(WarpgroupMatmul.name, WarpgroupChain.name),
-        sketch_names=tuple(sketch.name for sketch in SKETCHES),
         predicts_default=True,
     )
 
@@ -173,7 +176,7 @@ def register_sketch(sketch: Template, target: str = "cpu", module: str | None = 
             remedy=f'call it "{SKETCHED}{name.removeprefix(SKETCHED) or "mine"}", or register it as a template',
         )
     found = _built_in(target)
-    if name in {*found.sketch_names, *(each.name for each in found.registered_sketches)}:
+    if name in {each.name for each in (*found.written, *found.registered_sketches)}:
         raise OptionError(f"there is a sketch {name!r} already", remedy="choose another name")
     found.registered_sketches.append(Guarded(sketch))
     registration.remember(f"sketch {name!r}", sketch, module)

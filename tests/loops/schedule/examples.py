@@ -18,7 +18,7 @@ from tilewright.errors import ScheduleError
 from tilewright.loops.interpret import interpret_program
 from tilewright.loops.ir import Program, Scope
 from tilewright.loops.schedule import Schedule, outer_product
-from tilewright.loops.schedule.nest import find_leaf, leaves
+from tilewright.loops.schedule.nest import find_leaf, find_tile, leaves
 from tilewright.loops.schedule.trace import PRIMITIVES
 from tilewright.te.interpret import interpret
 
@@ -166,7 +166,10 @@ def random_step(draw: st.DrawFn, schedule: Schedule) -> Schedule:
     if name == "inline":
         return schedule.inline(draw(stage))
     if name == "cache_read":
-        return schedule.cache_read(draw(tensor), draw(stage))
+        chosen = draw(tensor)
+        rank = len(find_tile(schedule.nest, chosen).shape)
+        order = draw(st.none() | st.permutations(range(rank)))
+        return schedule.cache_read(chosen, draw(stage), order=order)
     if name == "cache_write":
         return schedule.cache_write(draw(stage))
     if name == "set_scope":
@@ -185,6 +188,13 @@ def random_step(draw: st.DrawFn, schedule: Schedule) -> Schedule:
         return schedule.pipeline(draw(tensor), draw(st.sampled_from([2, 3, 4])))
     if name == "swizzle":
         return schedule.swizzle(draw(tensor))
+    if name == "widen":
+        return schedule.widen(draw(tensor), draw(st.sampled_from([0, 4])))
+    if name == "pad":
+        chosen = draw(stage)
+        leaf = find_leaf(schedule.nest, chosen)[1]
+        ranks = len(leaf.target.shape), len(leaf.reduced)
+        return schedule.pad(chosen, *([draw(factor) for _ in range(rank)] for rank in ranks))
     assert name == "prefetch", f"no arguments are drawn for {name}"
     spread = draw(st.none() | loop)
     return schedule.prefetch(draw(loop), draw(tensor), draw(st.sampled_from([1, 3])), spread=spread)

@@ -7,9 +7,9 @@
 A schedule is an immutable value: each primitive returns a new one, or raises `ScheduleError` with the reason. Loops,
 stages and tensors are addressed by name; `print(schedule)` shows the names. `schedule.trace` records the steps as
 plain data, which `replay` applies again. The primitives are documented, with an example each, in `restructure.py`,
-`kinds.py`, `stages.py`, `caches.py`, `reductions.py`, `layout.py`, `tensorise.py`, `prefetch.py`, `pipeline.py`,
-`stores.py`; `rules.py` has the invariants that hold after each of them. A schedule with loops that are bound is for a
-GPU.
+`kinds.py`, `stages.py`, `caches.py`, `reductions.py`, `layout.py`, `padding.py`, `tensorise.py`, `prefetch.py`,
+`pipeline.py`, `stores.py`; `rules.py` has the invariants that hold after each of them. A schedule with loops that are
+bound is for a GPU.
 """
 
 from __future__ import annotations
@@ -168,8 +168,10 @@ class Schedule:
     def inline(self, stage: str) -> Schedule:
         return self._do("inline", stage=stage)
 
-    def cache_read(self, tensor: str, stage: str, scope: str = "scratch") -> Schedule:
-        return self._do("cache_read", tensor=tensor, stage=stage, scope=scope)
+    def cache_read(
+        self, tensor: str, stage: str, scope: str = "scratch", order: Sequence[int] | None = None
+    ) -> Schedule:
+        return self._do("cache_read", tensor=tensor, stage=stage, scope=scope, order=order)
 
     def cache_write(self, stage: str, scope: str = "scratch") -> Schedule:
         return self._do("cache_write", stage=stage, scope=scope)
@@ -182,6 +184,12 @@ class Schedule:
 
     def pack(self, tensor: str, blocks: Sequence[int], order: Sequence[int] | None = None) -> Schedule:
         return self._do("pack", tensor=tensor, blocks=blocks, order=order)
+
+    def pad(self, stage: str, factors: Sequence[int], reduced: Sequence[int]) -> Schedule:
+        return self._do("pad", stage=stage, factors=factors, reduced=reduced)
+
+    def widen(self, tensor: str, gap: int) -> Schedule:
+        return self._do("widen", tensor=tensor, gap=gap)
 
     def tensorise(
         self, loop: str, intrinsic: Intrinsic | str, machine: HasFeatures | None = None

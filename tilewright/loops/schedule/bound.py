@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from tilewright import te
 from tilewright.errors import ScheduleError
@@ -40,7 +41,9 @@ from tilewright.loops.schedule.nest import (
     with_loads,
     with_values,
 )
+from tilewright.loops.schedule.patches import Patches, patches_of
 from tilewright.loops.schedule.tensorise import OperandAccess, match
+from tilewright.loops.schedule.vectors import over_lanes
 from tilewright.te.index import Linear, bounds, coefficient, divisor_of, linear, simplify
 
 MAX_THREADS = 1024  # of a block
@@ -48,6 +51,7 @@ _TOGETHER = dict.fromkeys(WARP_AXES, WARP) | dict.fromkeys(
     WARPGROUP_AXES, WARPGROUP
 )  # threads of an iteration
 _PAIR = 2  # neighbours of a fragment that are stored at once
+T = TypeVar("T")
 
 
 def is_bound(nest: Nest) -> bool:
@@ -60,7 +64,23 @@ def gpu_form(nest: Nest) -> Nest:
     threads = _thread_count(nest)
     nest = _divided(nest)
     form = _Form(te.Var("thread", threads), _fragments(nest))
-    return replace(nest, body=form.rebuilt(nest.body))
+    return replace(nest, body=_in_lanes(form.rebuilt(nest.body)))
+
+
+def _in_lanes(nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """What vector loops access, in terms of whole vectors: accesses to memory are then seen to be contiguous."""
+    found: list[Node] = []
+    for node in nodes:
+        if isinstance(node, Loop):
+            is_vector = node.kind is Kind.VECTOR
+            body = _of_lane(node.body, node.var) if is_vector else _in_lanes(node.body)
+            node = replace(node, body=body)
+        found.append(node)
+    return tuple(found)
+
+
+def _of_lane(nodes: tuple[Node, ...], lane: te.Var) -> tuple[Node, ...]:
+    return map_leaves(nodes, lambda leaf: leaf.map(lambda expr: over_lanes(expr, lane)))
 
 
 def _thread_count(nest: Nest) -> int:
@@ -99,9 +119,11 @@ def _divided(nest: Nest) -> Nest:
     for tile in _register_tiles(nest):
         shares: dict[tuple[tuple[tuple[str, int], ...], ...], str] = {}
         extents = [1] * len(tile.shape)
+        parts: list[list[te.Expr]] = []
         for stage, indices in _accesses(nest, tile):
             forms = [_own_part(tile, stage, index, bound) for index in indices]
             shares.setdefault(tuple(share for _, share in forms), stage)
+            parts.append([own for own, _ in forms])
             for axis, (own, _) in enumerate(forms):
                 low, high = bounds(own)
                 if low is None or high is None or low < 0:
@@ -118,7 +140,17 @@ def _divided(nest: Nest) -> Nest:
             )
         if not any(share for share in next(iter(shares))):
             continue
-        nest = _with_part(nest, tile, replace(tile, shape=tuple(extents)), bound)
+        # A thread's elements may be patches among those of others.
+        patches = [patches_of([linear(own) for own in each]) for each in zip(*parts, strict=True)]
+        shape = tuple(
+            extent if each is None or each.span != extent else each.size
+            for extent, each in zip(extents, patches, strict=True)
+        )
+        without = [
+            each if each is not None and each.span == extent else None
+            for extent, each in zip(extents, patches, strict=True)
+        ]
+        nest = _with_part(nest, tile, replace(tile, shape=shape), bound, without)
     return nest
 
 
@@ -153,9 +185,15 @@ def _own_part(
     return Linear(own, form.constant).expr(), tuple(share)
 
 
-def _with_part(nest: Nest, tile: Tile, part: Tile, bound: dict[te.Var, str]) -> Nest:
+def _with_part(
+    nest: Nest, tile: Tile, part: Tile, bound: dict[te.Var, str], patches: Sequence[Patches | None]
+) -> Nest:
     def own(indices: tuple[te.Expr, ...]) -> tuple[te.Expr, ...]:
-        return tuple(_own_part(tile, "", index, bound)[0] for index in indices)
+        found = (_own_part(tile, "", index, bound)[0] for index in indices)
+        return tuple(
+            index if each is None else each.position(linear(index)).expr()
+            for index, each in zip(found, patches, strict=True)
+        )
 
     body = with_loads(nest.body, tile, lambda indices: te.Load(part, own(indices)))
 
@@ -196,16 +234,21 @@ def _fragments(nest: Nest) -> dict[str, Fragment]:
                 _check_matrix(nest, name, tile, access)
             if tile.scope is not Scope.REGISTER:
                 continue
-            if any(extent % size for extent, size in zip(tile.shape, fragment.tensor.shape, strict=True)):
+            shape = _last(tile.shape, fragment)
+            if math.prod(shape) != tile.size or any(
+                extent % size for extent, size in zip(shape, fragment.tensor.shape, strict=True)
+            ):
                 raise ScheduleError(
                     f"tensorise: {name}: {tile.name}{list(tile.shape)} is not made of whole fragments"
                 )
             before = found.setdefault(tile.name, fragment)
-            if _held(before) != _held(fragment):
+            one, many = sorted((before, fragment), key=lambda each: each.size)
+            if not _is_made_of(many, one) or (many.size > one.size and _columns(tile, one) > 1):
                 raise ScheduleError(
                     f"tensorise: {name}: the threads of a warp hold {tile.name} otherwise than another instruction"
                     " leaves it"
                 )
+            found[tile.name] = one
     return found
 
 
@@ -232,6 +275,34 @@ def _check_matrix(nest: Nest, name: str, tile: Tile, access: OperandAccess) -> N
 def _held_by(fragment: Fragment) -> int:
     """How many threads hold a tile together."""
     return max(WARP, fragment.lanes)
+
+
+def _is_made_of(many: Fragment, one: Fragment) -> bool:
+    """Whether a fragment is several of another, below each other."""
+    rows, *others = one.tensor.shape
+    height, *same = many.tensor.shape
+    if others != same or height % rows or many.size != one.size * (height // rows):
+        return False
+    held = _held(one)
+    parts = [held[lane * one.size : (lane + 1) * one.size] for lane in range(WARP)]
+    below = [
+        (row + number * rows, *rest)
+        for part in parts
+        for number in range(height // rows)
+        for row, *rest in part
+    ]
+    return below == _held(many)
+
+
+def _columns(tile: Tile, fragment: Fragment) -> int:
+    """Fragments beside each other in a tile."""
+    shapes = list(zip(_last(tile.shape, fragment), fragment.tensor.shape, strict=True))
+    return math.prod(extent // size for extent, size in shapes[1:])
+
+
+def _last(axes: Sequence[T], fragment: Fragment) -> tuple[T, ...]:
+    """Those of a tile's axes that a fragment has; the axes before them are of one element, such as a batch."""
+    return tuple(axes[len(axes) - len(fragment.tensor.shape) :])
 
 
 def _held(fragment: Fragment) -> list[tuple[int, ...]]:
@@ -312,20 +383,23 @@ class _Form:
                 continue
             lane = self.thread % WARP % fragment.lanes
             offset = fragment.element(lane, te.as_index(0))
-            at = tuple(simplify(first + more) for first, more in zip(access.first, offset, strict=True))
+            ahead = access.first[: len(access.first) - len(offset)]
+            last = zip(_last(access.first, fragment), offset, strict=True)
+            at = (*ahead, *(simplify(first + more) for first, more in last))
             starts.append((access.tile, flat(access.tile, at)))
         matrices = tuple(pitches) if any(pitches) else ()
         return replace(node, thread=self.thread, starts=tuple(starts), pitches=matrices)
 
     def held_tile(self, tile: Tile) -> Tile:
         """The part of a tile that a thread holds: its part of each fragment."""
-        return replace(tile, shape=(tile.size // _held_by(self.fragments[tile.name]),))
+        return replace(tile, shape=(tile.size // _held_by(self.fragments[tile.name]),), gap=0)
 
     def start(self, tile: Tile, first: Sequence[te.Expr]) -> te.Expr:
         """The start of a thread's part of the fragment whose first element is given."""
         fragment = self.fragments[tile.name]
         number: te.Expr = te.as_index(0)
-        for index, extent, size in zip(first, tile.shape, fragment.tensor.shape, strict=True):
+        indices, shape = _last(first, fragment), _last(tile.shape, fragment)
+        for index, extent, size in zip(indices, shape, fragment.tensor.shape, strict=True):
             number = number * (extent // size) + index // size
         return simplify(number * fragment.size)
 
@@ -352,7 +426,7 @@ class _Form:
         fragment = self.fragments[tile.name]
         inner = [
             self.element_loop(chain, leaf, tile, index, size)
-            for index, size in zip(load.indices, fragment.tensor.shape, strict=True)
+            for index, size in zip(_last(load.indices, fragment), fragment.tensor.shape, strict=True)
         ]
         if loop not in inner:
             return None

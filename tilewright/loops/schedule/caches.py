@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tilewright import te
@@ -28,15 +29,17 @@ from tilewright.loops.schedule.nest import (
 )
 
 
-def cache_read(nest: Nest, tensor: str, stage: str, scope: str = "scratch") -> Nest:
+def cache_read(
+    nest: Nest, tensor: str, stage: str, scope: str = "scratch", order: Sequence[int] | None = None
+) -> Nest:
     """Let `stage` read a copy of `tensor`, made by a new stage `tensor.of.stage`.
 
         out[i, j] = a[i, j] * 2     ->     a.of.out[i, j] = a[i, j]
                                            out[i, j] = a.of.out[i, j] * 2
 
-    Needs: `stage` reads `tensor`, which is an input or is computed outside the loops of other stages. `compute_at`
-    then shrinks the copy to what one iteration reads; without that, this only costs time. Other names: cache_read
-    (TVM), stage_mem (Exo).
+    With an `order`, the copy has the axes of `tensor` in this order. Needs: `stage` reads `tensor`, which is an input
+    or is computed outside the loops of other stages. `compute_at` then shrinks the copy to what one iteration reads;
+    without that, this only costs time. Other names: cache_read (TVM), stage_mem (Exo).
     """
     source = find_tile(nest, tensor)
     path, leaf = find_leaf(nest, stage)
@@ -44,14 +47,26 @@ def cache_read(nest: Nest, tensor: str, stage: str, scope: str = "scratch") -> N
         raise ScheduleError(f"cache_read: stage {stage} does not read {tensor}")
     if source.scope is not Scope.GLOBAL:
         plain(nest, tensor)
+    axes = tuple(range(len(source.shape)) if order is None else order)
+    if sorted(axes) != list(range(len(source.shape))):
+        raise ScheduleError(
+            f"cache_read: the order of {tensor}'s axes must have each of 0 to {len(source.shape) - 1} once, got"
+            f" {list(axes)}"
+        )
     name = fresh(nest, f"{tensor}.of.{stage}")
-    copy = Tile(name, source.dtype, source.shape, _scope(scope))
-    nodes = stage_nest(name, copy, [], None, lambda indices: te.Load(source, indices))
+    copy = Tile(name, source.dtype, tuple(source.shape[axis] for axis in axes), _scope(scope))
+
+    def in_source(indices: tuple[te.Expr, ...]) -> tuple[te.Expr, ...]:
+        return tuple(indices[axes.index(axis)] for axis in range(len(axes)))
+
+    nodes = stage_nest(name, copy, [], None, lambda indices: te.Load(source, in_source(indices)))
 
     def redirect(other: Leaf) -> Leaf:
         if other is not leaf:
             return other
-        (changed,) = with_loads((leaf,), source, lambda indices: te.Load(copy, indices))
+        (changed,) = with_loads(
+            (leaf,), source, lambda indices: te.Load(copy, tuple(indices[axis] for axis in axes))
+        )
         assert isinstance(changed, Leaf)
         return changed
 
@@ -90,7 +105,7 @@ def set_scope(nest: Nest, stage: str, scope: str) -> Nest:
     _, leaf = find_leaf(nest, stage)
     if leaf.target.scope is Scope.GLOBAL:
         raise ScheduleError(f"set_scope: stage {stage} is the output; cache_write gives it a tile of its own")
-    return with_tile(nest, leaf.target, replace(leaf.target, scope=_scope(scope)))
+    return with_tile(nest, leaf.target, replace(leaf.target, scope=_scope(scope), gap=0))
 
 
 def _scope(name: str) -> Scope:

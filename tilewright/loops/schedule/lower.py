@@ -50,7 +50,10 @@ from tilewright.loops.schedule.nest import (
 from tilewright.loops.schedule.pipeline import copied
 from tilewright.loops.schedule.rules import across
 from tilewright.loops.schedule.tensorise import IntrinsicOperand, OperandAccess, match, statement_of
+from tilewright.loops.tiling import with_values as with_values_in
 from tilewright.te.index import coefficient, simplify
+
+_MIN_COPIED = 4  # bytes
 
 
 def lower(nest: Nest, decisions: str = "", asynchronous: bool = False) -> Program:
@@ -109,7 +112,13 @@ def _transfer(leaf: Leaf, lane: te.Var | None) -> Node:
 
     lanes = 1 if lane is None else lane.extent
     return Transfer(
-        leaf.target, begin(leaf.indices), load.source, begin(load.indices), lanes, te.all_of(conditions)
+        leaf.target,
+        begin(leaf.indices),
+        load.source,
+        begin(load.indices),
+        lanes,
+        inside,
+        leaf.guards,
     )
 
 
@@ -163,7 +172,8 @@ def _statement(node: Node, started: frozenset[str]) -> Stmt:
     if isinstance(node, Transfer):
         source = _buffer(node.source), flat(node.source, node.source_indices)
         inside = None if node.inside is None else _value(node.inside)
-        return Copy(_buffer(node.target), flat(node.target, node.indices), *source, node.lanes, inside)
+        target = _buffer(node.target), flat(node.target, node.indices)
+        return _guarded(node.guards, Copy(*target, *source, node.lanes, inside))
     if isinstance(node, BoxTransfer):
         matrix = SourceMatrix(_buffer(node.source), node.rows, node.columns, node.stride)
         return BoxCopy(_buffer(node.target), te.as_index(0), matrix, node.row, node.column, box(node))
@@ -235,7 +245,16 @@ def _loop(loop: Loop, body: Stmt) -> Stmt:
         (inside if loop.var in te.variables(body.cond) else outside).append(body.cond)
         body = body.then
     body = _under(inside, body)
+    if loop.kind is Kind.UNROLL and any(_is_small_copy(stmt) for stmt in ir.walk_stmts(body)):
+        body = ir.block(*(with_values_in(body, {loop.var: te.as_index(n)}) for n in range(loop.var.extent)))
+        return _under(outside, body)
     return _under(outside, body if loop.var.extent == 1 else For(loop.var, loop.kind, body))
+
+
+def _is_small_copy(stmt: Stmt) -> bool:
+    """Whether it copies less than the hardware copies asynchronously: it then goes through a register of its own, from
+    which it is stored later, and is written out."""
+    return isinstance(stmt, Copy) and stmt.lanes * stmt.buffer.dtype.bytes < _MIN_COPIED
 
 
 def _guarded(guards: Sequence[te.Expr], stmt: Stmt) -> Stmt:

@@ -17,7 +17,8 @@ Semantics
   where the loops over its elements end.
 - `Micro` is a nest that an intrinsic computes, and `Fetch` a prefetch.
 - A loop that is bound to an `axis` of a GPU runs its iterations on blocks, warps or threads (`bound.py`).
-- A `swizzled` tile has the 16-byte chunks of its rows permuted, each of eight rows differently, against bank conflicts.
+- A `swizzled` tile has the 16-byte chunks of its rows permuted, each of eight rows differently, against bank conflicts;
+  one with a `gap` has unused elements after each row, for the same reason.
 
 Loops, stages and tiles have unique names within a nest, and a trace refers to them by name.
 """
@@ -49,10 +50,16 @@ class Tile(te.Source):
     shape: tuple[int, ...]
     scope: Scope
     swizzled: bool = False
+    gap: int = 0  # unused elements after each row
 
     @property
     def size(self) -> int:
-        return math.prod(self.shape)
+        return math.prod(self.laid_out)
+
+    @property
+    def laid_out(self) -> tuple[int, ...]:
+        """Its shape in memory."""
+        return (*self.shape[:-1], self.shape[-1] + self.gap) if self.gap else self.shape
 
 
 @dataclass(frozen=True)
@@ -112,7 +119,8 @@ class Fetch:
 
 @dataclass(frozen=True)
 class Transfer:
-    """An asynchronous copy of `lanes` neighbours; zeros where `inside` is false. Lowering makes it of a leaf."""
+    """An asynchronous copy of `lanes` neighbours where the `guards` hold; zeros where `inside` is false. Lowering makes
+    it of a leaf."""
 
     target: Tile
     indices: tuple[te.Expr, ...]
@@ -120,6 +128,7 @@ class Transfer:
     source_indices: tuple[te.Expr, ...]
     lanes: int
     inside: te.Expr | None
+    guards: tuple[te.Expr, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -332,7 +341,7 @@ def fresh(nest: Nest, name: str) -> str:
 
 def row_major(tile: Tile, indices: tuple[te.Expr, ...]) -> te.Expr:
     """The offset of an element, row-major."""
-    return _rejoined(linear(flat_index(indices, tile.shape))).expr()
+    return _rejoined(linear(flat_index(indices, tile.laid_out))).expr()
 
 
 def flat(tile: Tile, indices: tuple[te.Expr, ...]) -> te.Expr:

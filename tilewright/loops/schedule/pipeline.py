@@ -141,6 +141,10 @@ def swizzle(nest: Nest, tensor: str) -> Nest:
         raise ScheduleError(
             f"swizzle: a row of {tensor} has {tile.shape[-1]} elements, not 2, 4, 8, ... chunks of {wide}"
         )
+    if tile.gap:
+        raise ScheduleError(
+            f"swizzle: the rows of {tensor} are apart, which puts them in different banks already"
+        )
     return with_tile(nest, tile, replace(tile, swizzled=True))
 
 

@@ -24,6 +24,7 @@ from tilewright.loops.schedule.nest import (
     walk,
     with_loads,
 )
+from tilewright.loops.schedule.patches import Patches, patches_of
 from tilewright.te.index import Linear, bounds, in_range, linear, simplify
 
 
@@ -38,7 +39,8 @@ def compute_at(nest: Nest, stage: str, loop: str) -> Nest:
     Needs: an unscheduled stage (so stages are placed from the last to the first) whose readers are all inside the
     loop. The region is a box derived from the bounds of the readers' indices, with the loop's iteration as its
     corner. Elements of the box outside the tensor are not computed; guards keep readers from using them. Elements
-    read by several iterations are computed several times. Other names: compute_at.
+    read by several iterations are computed several times. Of a tile in registers, patches that are read at regular
+    distances are kept without what is between them. Other names: compute_at.
     """
     found = plain(nest, stage)
     tile = found.leaf.target
@@ -54,11 +56,12 @@ def compute_at(nest: Nest, stage: str, loop: str) -> Nest:
     box = [
         _region([index[axis] for index in indices], outer, extent) for axis, extent in enumerate(tile.shape)
     ]
-    smaller = replace(tile, shape=tuple(side.extent for side in box))
-    starts = [side.start.expr() for side in box]
+    if tile.scope is Scope.REGISTER:
+        box = [_without_gaps(side, [index[axis] for index in indices]) for axis, side in enumerate(box)]
+    smaller = replace(tile, shape=tuple(side.size for side in box))
 
     def value(positions: tuple[te.Expr, ...]) -> te.Expr:
-        at = [simplify(start + position) for start, position in zip(starts, positions, strict=True)]
+        at = [simplify(side.at(position)) for side, position in zip(box, positions, strict=True)]
         inside = te.all_of(
             [c for i, n in zip(at, tile.shape, strict=True) if (c := in_range(i, n)) is not None]
         )
@@ -66,10 +69,7 @@ def compute_at(nest: Nest, stage: str, loop: str) -> Nest:
         return element if inside is None else te.select(inside, element, identity(found.leaf))
 
     def relative(index: tuple[te.Expr, ...]) -> te.Expr:
-        return te.Load(
-            smaller,
-            tuple((linear(i) + side.start.scaled(-1)).expr() for i, side in zip(index, box, strict=True)),
-        )
+        return te.Load(smaller, tuple(side.position(i) for i, side in zip(index, box, strict=True)))
 
     new = stage_nest(stage, smaller, list(found.reductions), found.leaf.kind, value)
     body = with_loads(target.body, tile, relative)
@@ -152,6 +152,27 @@ def store_at(nest: Nest, stage: str, loop: str, compute: str) -> Nest:
 class _Side:
     start: Linear
     extent: int
+    patches: Patches | None = None  # what of it is needed; None: all
+
+    @property
+    def size(self) -> int:
+        """How many elements are needed."""
+        return self.extent if self.patches is None else self.patches.size
+
+    def at(self, position: te.Expr) -> te.Expr:
+        """The index of the needed element at a position."""
+        return self.start.expr() + (position if self.patches is None else self.patches.at(position))
+
+    def position(self, index: te.Expr) -> te.Expr:
+        form = linear(index) + self.start.scaled(-1)
+        return (form if self.patches is None else self.patches.position(form)).expr()
+
+
+def _without_gaps(side: _Side, indices: Sequence[te.Expr]) -> _Side:
+    forms = [linear(index) + side.start.scaled(-1) for index in indices]
+    found = patches_of(forms)
+    # They must begin where the side does.
+    return side if found is None or found.span != side.extent else replace(side, patches=found)
 
 
 def _region(indices: Sequence[te.Expr], outer: set[te.Var], extent: int) -> _Side:

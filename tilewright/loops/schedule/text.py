@@ -16,7 +16,9 @@ def print_nest(nest: Nest) -> str:
         if leaf.target.scope is not Scope.GLOBAL:
             shape = ", ".join(map(str, leaf.target.shape))
             count = dict(nest.stages).get(leaf.target.name, 1)
-            notes = ", swizzled" * leaf.target.swizzled + (f", {count} stages" if count > 1 else "")
+            notes = ", swizzled" * leaf.target.swizzled
+            notes += f", rows of {leaf.target.shape[-1] + leaf.target.gap}" if leaf.target.gap else ""
+            notes += f", {count} stages" if count > 1 else ""
             if leaf.target.name in nest.bulk:
                 notes += ", by the copy engine" + ", which has threads of its own" * nest.specialised
             lines.append(

@@ -11,8 +11,8 @@ from tilewright.errors import SketchError, TilewrightWarning
 from tilewright.graph.lower import lower_graph
 from tilewright.loops.schedule import Schedule
 from tilewright.space.guard import GuardedApplied, left_out
-from tilewright.space.sketches.applied import AppliedSketch
-from tilewright.space.sketches.rules import all_rules, is_built_in
+from tilewright.space.sketches.applied import applied_sketch
+from tilewright.space.sketches.rules import is_built_in, rules_for
 from tilewright.space.sketches.sketch import Rule, Sketch
 from tilewright.space.template import Applied, Work
 
@@ -41,7 +41,7 @@ def derive(work: Work) -> tuple[Applied, ...]:
 
 
 def _presented(name: str, sketch: Sketch) -> Applied | None:
-    applied = AppliedSketch(name, sketch)
+    applied = applied_sketch(name, sketch)
     if not sketch.users:
         return applied
     guarded = GuardedApplied(applied, name, sketch.work)
@@ -55,7 +55,7 @@ def _presented(name: str, sketch: Sketch) -> Applied | None:
 
 def _next(sketch: Sketch) -> list[Sketch]:
     found: list[Sketch] = []
-    for rule in all_rules():
+    for rule in rules_for(sketch.work.machine.kind):
         try:
             made = _applied(rule, sketch)
         except SketchError as error:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 from tilewright.loops.schedule import Schedule
 from tilewright.space.sketches.analysis import Extents
 from tilewright.space.space import Knob, Value
-from tilewright.space.template import Terms, Work
+from tilewright.space.template import Work
+from tilewright.space.terms import Counted
 
 if TYPE_CHECKING:
     from tilewright.space.sketches.gemm import Tiled
@@ -45,7 +46,7 @@ class Frame(Protocol):
     def at_block(self, values: Values) -> Extents:
         """The extents of the output in one iteration of the block loop."""
 
-    def terms(self, sketch: Sketch) -> Callable[[Values], Terms] | None:
+    def terms(self, sketch: Sketch) -> Callable[[Values], Counted] | None:
         """The cost of each config of a finished sketch; None if there is no closed form."""
 
 

@@ -1,8 +1,9 @@
 """Sketches for NVIDIA GPUs: structures written by hand, for contractions and reductions of any form, and for two GEMMs
 in one kernel by the instructions of warpgroups.
 
-Unlike those for processors, no rules derive them from a task's expressions. Users register theirs with
-`register_sketch`.
+Rules derive the same structures (`rules/blocks.py`, `rules/cross_thread.py`) with these sizes and terms. Both are
+candidates: for some shapes the written ones have fewer instructions (benchmarks/results/gpu_sketch_rules.md). Users
+register theirs with `register_sketch`, or a rule.
 """
 
 from tilewright.space.sketches.cuda.block_reduction import BlockReduction

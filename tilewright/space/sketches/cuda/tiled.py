@@ -44,7 +44,7 @@ _MIN_SUMS = 4
 _NARROWEST, _WIDEST = 32, 256  # minimum and maximum results of a block along one side
 _MAX_COPIES = 32  # maximum per thread and step
 _MAX_REGISTERS = 240
-_PART = 4  # steps along K that are in registers at once
+PART = 4  # steps along K that are in registers at once
 _HELD = 0.4  # registers per element of a factor: not all are live at once
 _COPY = 6  # instructions per copied chunk
 _GATHER = 14  # additional instructions for a chunk whose index needs divisions or conditions
@@ -110,7 +110,7 @@ class _Patches:
 
     @property
     def buffer(self) -> Buffer:
-        return Buffer(f"{self.tile.name}_held", DType.F32, self.count * _PART, Scope.REGISTER)
+        return Buffer(f"{self.tile.name}_held", DType.F32, self.count * PART, Scope.REGISTER)
 
     def at(self, v: te.Expr | int, r: te.Expr | int) -> te.Expr:
         """The index of the thread's result in the tile."""
@@ -118,12 +118,12 @@ class _Patches:
 
     def held(self, number: te.Expr, k: te.Expr) -> te.Expr:
         """The index in `buffer` of the element for a result; the order is that of the tile."""
-        return k * self.count + number if self.tile.transposed else number * _PART + k
+        return k * self.count + number if self.tile.transposed else number * PART + k
 
     def load(self, part: te.Expr) -> Stmt:
         """Load along the rows of the tile, in vectors."""
-        v, r, k = te.Var("pv", self.v), te.Var("pr", self.r), te.Var("pk", _PART)
-        index = self.tile.position(self.at(v, r), part * _PART + k)
+        v, r, k = te.Var("pv", self.v), te.Var("pr", self.r), te.Var("pk", PART)
+        index = self.tile.position(self.at(v, r), part * PART + k)
         element = te.cast(te.Load(self.tile.buffer, (simplify(index),)), DType.F32)
         store = Store(self.buffer, simplify(self.held(v * self.r + r, k)), element)
         if self.tile.transposed:
@@ -141,7 +141,7 @@ class TiledKernel(Structure[ThreadTiles]):
         """Estimated registers of a thread, fitted to what the compiler used for 50 kernels."""
         t = self.tiles
         rows, columns = t.vm * t.rm, t.vn * t.rn
-        held = _PART * (rows + columns) * select(t.prefetch, REGISTER_STAGES, _HELD)
+        held = PART * (rows + columns) * select(t.prefetch, REGISTER_STAGES, _HELD)
         return 24 + rows * columns + held + self.copied
 
     # -- the program ----------------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ class TiledKernel(Structure[ThreadTiles]):
             stages=t.stages,
             flops=0.0,
             scalar=sum(copy_count) * _COPY + gathered * _GATHER,
-            ordinary=results * t.bk / WARP + read / WARP / _PART + converted,
+            ordinary=results * t.bk / WARP + read / WARP / PART + converted,
             copies=sum(copy_count),
             shared_traffic=1.0 * (tile_bytes + read * size),
             loaded=1.0 * tile_bytes,
@@ -247,7 +247,7 @@ class TiledKernel(Structure[ThreadTiles]):
 
 def _summed(sums: Buffer, rows: _Patches, columns: _Patches, depth: int, thread: te.Var) -> Stmt:
     """Accumulate one tile into a thread's sums, a part after the other."""
-    part, k = te.Var("part", depth // _PART), te.Var("k", _PART)
+    part, k = te.Var("part", depth // PART), te.Var("k", PART)
     i, j = te.Var("i", rows.count), te.Var("j", columns.count)
     total = te.Load(sums, (i * columns.count + j,))
     a, b = (te.Load(side.buffer, (side.held(n, k),)) for side, n in ((rows, i), (columns, j)))
@@ -296,7 +296,7 @@ class AppliedTiled(InTiles[ThreadTiles]):
     def _vectors(self, side: int) -> tuple[int, ...]:
         """Neighbours per thread along a side: several if they are contiguous in a tile's rows and can be loaded at
         once."""
-        return tuple(sorted({_PART if read[side].transposed else 1 for read in self.read}))
+        return tuple(sorted({PART if read[side].transposed else 1 for read in self.read}))
 
     def suits(self, t: ThreadTiles) -> Truth:
         sums = t.vm * t.rm * t.vn * t.rn
@@ -306,7 +306,7 @@ class AppliedTiled(InTiles[ThreadTiles]):
         suits = suits & (t.fused | (t.prefetch & (t.stages > 1)))
         # A conversion between memory and registers is computed: there is no load that could run ahead.
         converted = self.work.dtype is not DType.F32
-        suits = suits & select(t.prefetch, (t.bk != _PART) & (not converted), True)
+        suits = suits & select(t.prefetch, (t.bk != PART) & (not converted), True)
         left, right = self.read[t.mapping]
         suits = suits & ((t.rm > 1) == left.transposed) & ((t.rn > 1) == right.transposed)
         m, n = left.extent, right.extent

@@ -6,10 +6,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.errors import SketchError
+from tilewright.hw.machine import KINDS
 from tilewright.space import registration
+from tilewright.space.sketches.rules.blocks import ThreadTiles, WarpTiles
 from tilewright.space.sketches.rules.cache_write import CacheWrite
+from tilewright.space.sketches.rules.cross_thread import CrossThread, GpuRows
 from tilewright.space.sketches.rules.elementwise import Elementwise
+from tilewright.space.sketches.rules.fetch import Fetch
 from tilewright.space.sketches.rules.inline import Inline, InlineAgain
+from tilewright.space.sketches.rules.matrices import AsMatrices
 from tilewright.space.sketches.rules.micro_kernel import MicroKernel
 from tilewright.space.sketches.rules.pack import PackConstant, PackCopy
 from tilewright.space.sketches.rules.rfactor import ReductionFactorisation
@@ -23,6 +28,12 @@ from tilewright.space.sketches.sketch import Rule
 from tilewright.support.plugins import register_installed
 
 RULES: list[Rule] = [
+    AsMatrices(),
+    WarpTiles(),
+    ThreadTiles(),
+    Fetch(),
+    GpuRows(),
+    CrossThread(),
     Tensorise(),
     Elementwise(),
     Inline(),
@@ -42,10 +53,15 @@ _BUILT_IN = tuple(RULES)
 ENTRY_POINTS = "tilewright.rules"
 
 
-def all_rules() -> Sequence[Rule]:
-    """The rules, with those of installed packages."""
+def rules_for(kind: str) -> Sequence[Rule]:
+    """The rules for a kind of machine, with those of installed packages."""
     register_installed(ENTRY_POINTS)
-    return RULES
+    return [rule for rule in RULES if kind in kinds_of(rule)]
+
+
+def kinds_of(rule: Rule) -> Sequence[str]:
+    """The kinds of machine that a rule is for; a rule that names none is for processors."""
+    return getattr(rule, "kinds", ("cpu",))
 
 
 def is_built_in(rule: Rule) -> bool:
@@ -58,6 +74,11 @@ def register(rule: Rule, module: str | None = None) -> None:
     for part in ("name", "alone", "apply"):
         if not hasattr(rule, part):
             raise SketchError(f"a sketch rule has a {part}, and {rule!r} has none")
+    for kind in kinds_of(rule):
+        if kind not in KINDS:
+            raise SketchError(
+                f"the kinds of sketch rule {rule.name!r} must be among {', '.join(KINDS)}, got {kind!r}"
+            )
     if any(rule.name == other.name for other in RULES):
         raise SketchError(f"there is a sketch rule {rule.name!r} already")
     RULES.insert(0, rule)

@@ -17,6 +17,7 @@ class Skip:
 
     name = "skip"
     alone = False
+    kinds = ("cpu", "cuda")
 
     def apply(self, sketch: Sketch) -> Sequence[Sketch]:
         if sketch.stage == sketch.output:

@@ -44,12 +44,17 @@ class AppliedGpuDefault:
         return self._program
 
     def terms(self, config: Config) -> Roofline:
-        task, program = self.work.task, self._program
-        threads = program.parallel_extent * thread_count(program)
-        busy = min(1.0, threads / (_FULL * self.work.machine.sms))
-        products = [node for node in task.graph.nodes() if node.op in ("conv", "matmul", "linear")]
-        chain = sum(flops_of(node) / max(1, 2 * node.type.size) for node in products)
-        return Roofline(task.flops, task.bytes, busy=busy, chain=chain)
+        return roofline(self.work, self._program)
+
+
+def roofline(work: GpuWork, program: Program) -> Roofline:
+    """What is known of any program: the task's totals, and how much of the machine has work."""
+    task = work.task
+    threads = program.parallel_extent * thread_count(program)
+    busy = min(1.0, threads / (_FULL * work.machine.sms))
+    products = [node for node in task.graph.nodes() if node.op in ("conv", "matmul", "linear")]
+    chain = sum(flops_of(node) / max(1, 2 * node.type.size) for node in products)
+    return Roofline(task.flops, task.bytes, busy=busy, chain=chain)
 
 
 def is_hopeless(task: Task) -> bool:

@@ -281,10 +281,16 @@ def _is_made_of(many: Fragment, one: Fragment) -> bool:
     """Whether a fragment is several of another, below each other."""
     rows, *others = one.tensor.shape
     height, *same = many.tensor.shape
-    if others != same or height % rows or many.size != one.size * (height // rows):
+    threads = _held_by(one)
+    if (
+        others != same
+        or height % rows
+        or many.size != one.size * (height // rows)
+        or threads != _held_by(many)
+    ):
         return False
     held = _held(one)
-    parts = [held[lane * one.size : (lane + 1) * one.size] for lane in range(WARP)]
+    parts = [held[lane * one.size : (lane + 1) * one.size] for lane in range(threads)]
     below = [
         (row + number * rows, *rest)
         for part in parts

@@ -53,7 +53,7 @@ def box_of(nest: Nest, tensor: str) -> BoxTransfer:
     if source.scope is not Scope.GLOBAL or tile.scope is not Scope.SCRATCH:
         raise no_box(f"it is copied from {source.scope.value} to {tile.scope.value} memory")
     if tile.dtype not in _TYPES or len(tile.shape) < 2 or len(source.shape) < 2:
-        raise no_box(f"{source.name} has {len(source.shape)} axes of {tile.dtype}")
+        raise no_box(f"{source.name} has {len(source.shape)} axes of {tile.dtype.short}, not two of 16 bits")
     *others, rows, columns = tile.shape
     row_bytes = columns * tile.dtype.bytes
     if any(extent != 1 for extent in others):

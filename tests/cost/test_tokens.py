@@ -172,8 +172,12 @@ def test_no_two_tokens_of_a_config_have_the_same_number() -> None:
             assert len(set(numbers)) == len(numbers) and max(numbers) < vocabulary.BUCKETS
             names = {name for name, _ in config.values}
             seen |= names
-            assert names <= {*vocabulary.KNOBS}  # no knob of Tilewright is hashed
-    assert {"bk", "mapping", "bn", "rows", "vectors"} <= seen
+            assert names <= {
+                *vocabulary.KNOBS,
+                *vocabulary.UNTRAINED,
+            }  # no other knob of Tilewright is hashed
+    assert {"bk", "mapping", "bn", "rows", "vectors", *vocabulary.UNTRAINED} <= seen
+    assert not {*vocabulary.UNTRAINED} & {*vocabulary.KNOBS}
 
 
 def test_knobs_of_others_have_numbers_of_their_own() -> None:

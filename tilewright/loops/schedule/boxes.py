@@ -52,8 +52,12 @@ def box_of(nest: Nest, tensor: str) -> BoxTransfer:
     assert isinstance(source, Tile)
     if source.scope is not Scope.GLOBAL or tile.scope is not Scope.SCRATCH:
         raise no_box(f"it is copied from {source.scope.value} to {tile.scope.value} memory")
-    if tile.dtype not in _TYPES or len(tile.shape) < 2 or len(source.shape) < 2:
-        raise no_box(f"{source.name} has {len(source.shape)} axes of {tile.dtype.short}, not two of 16 bits")
+    if tile.dtype not in _TYPES:
+        raise no_box(
+            f"its elements are {tile.dtype.short}, and a box has {', '.join(t.short for t in _TYPES)}"
+        )
+    if len(tile.shape) < 2 or len(source.shape) < 2:
+        raise no_box(f"{source.name} has the shape {list(source.shape)}, which is no matrix")
     *others, rows, columns = tile.shape
     row_bytes = columns * tile.dtype.bytes
     if any(extent != 1 for extent in others):

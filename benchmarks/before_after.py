@@ -109,7 +109,8 @@ def serve() -> None:
             call()
             out.write(json.dumps(0.0) + "\n")
             continue
-        times, end = [], time.perf_counter() + asked["run"]
+        times: list[float] = []
+        end = time.perf_counter() + asked["run"]
         call()
         while len(times) < 3 or time.perf_counter() < end:
             begin = time.perf_counter()

@@ -216,7 +216,7 @@ NORMS = [
 
 COLUMNS = [
     Kernel("columns-conv", "product", lambda: stored_by_columns((2, 6, 8), 16, 24), SMALL, golden=True),
-    Kernel("columns-persistent", "product", lambda: stored_by_columns((3, 7, 5), 8, 33, more=True),
+    Kernel("columns-persistent", "product", lambda: stored_by_columns((3, 7, 5), 8, 34, more=True),
            tile(32, 32, 32, 1, 2, 2, persistent=True), sms=2),
 ]  # fmt: skip
 

@@ -44,7 +44,11 @@ def test_every_template_and_rule_has_its_bound_or_a_reason_for_none() -> None:
         "default",
         "sketch",
     }
-    assert {rule.name for rule in SKETCH_RULES} == {*promise.CPU_RULES, *promise.OTHER_RULES}
+    assert {rule.name for rule in SKETCH_RULES} == {
+        *promise.CPU_RULES,
+        *promise.OTHER_RULES,
+        *promise.GPU_RULES,
+    }
 
 
 def test_the_constants_are_those_that_the_compiler_promises() -> None:

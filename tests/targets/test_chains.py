@@ -113,14 +113,22 @@ def test_a_rule_of_fusion_is_named() -> None:
     assert "fusion rule: no padding of a contraction's or reduction's result" in reasons
 
 
-def test_a_chain_with_a_norm_is_refused_with_the_reason() -> None:
-    """Its candidate for one kernel would compute the norm in a kernel of its own."""
+def test_a_norm_stays_apart_from_a_wide_gemm_because_that_is_faster() -> None:
+    """Every block of the same rows would compute their statistics again."""
     model = torch.nn.Sequential(torch.nn.LayerNorm(768), torch.nn.Linear(768, 2304))
     found = cut(model, 197, 768)
     assert len(found.calls) == 2 and found.fusion is not None
-    assert not found.fusion.considered
-    (refused,) = found.fusion.refused
-    assert refused.reason == "layer_norm is not a GEMM, a convolution or elementwise"
+    (group,) = found.fusion.considered
+    assert group.label == "layer_norm+matmul+add" and not group.used and group.gain <= 0
+
+
+def test_a_chain_with_a_norm_of_columns_is_refused_with_the_reason() -> None:
+    """A block of rows does not have whole columns."""
+    model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Softmax(0))
+    found = cut(model, 197, 256)
+    assert len(found.calls) == 2 and found.fusion is not None and not found.fusion.considered
+    reasons = [refused.reason for refused in found.fusion.refused]
+    assert reasons == ["the norm does not write its rows one after the other"]
 
 
 def test_a_convolution_with_groups_is_named_as_one() -> None:

@@ -91,6 +91,6 @@ def test_the_groups_in_doubt_are_measured_before_the_others(
 ) -> None:
     monkeypatch.setattr(dynamic, "MARGIN", 0.9)
     linear, (x,) = block
-    wide = nn.Sequential(*linear, nn.Softmax(-1), nn.Linear(64, 2048)).eval()
+    wide = nn.Sequential(*linear, nn.Softmax(0), nn.Linear(64, 2048)).eval()
     _, measured = tuned((wide, (x,)), tmp_path / "tuning.sqlite", monkeypatch)
     assert set(measured[:3]) == {*APART, TOGETHER} and "4" in measured[3:]

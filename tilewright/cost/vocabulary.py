@@ -42,7 +42,7 @@ KNOBS: tuple[str, ...] = (
     "stages", "tm", "tn", "transposed_weight", "vm", "vn", "warps", "warps_m", "warps_n", "wm", "wn",
 )  # fmt: skip
 # Knobs that came after the shipped weights were trained: hashed, until the next training puts them into KNOBS.
-UNTRAINED: tuple[str, ...] = ("left_at", "right_at")
+UNTRAINED: tuple[str, ...] = ("left_at", "right_at", "roles")
 
 _OTHER_TEMPLATES = 4  # numbers for templates that are not in the list
 _KNOWN_TEMPLATES = {name: number for number, name in enumerate(TEMPLATES)}

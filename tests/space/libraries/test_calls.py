@@ -176,9 +176,20 @@ def test_an_implementation_becomes_a_plan_of_its_own() -> None:
         assert len(objects) == sum(part.call is None for part in implementation.parts)
 
 
+class Patches(nn.Module):
+    """The first layer of a vision transformer: a row for each patch of 16x16 pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 768, 16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x).flatten(2).transpose(1, 2)
+
+
 def test_movement_before_a_library_is_one_kernel() -> None:
     """The permute of the input, and what puts windows into rows."""
-    model = nn.Conv2d(3, 768, 16, 16).half().eval()
+    model = Patches().half().eval()
     imported = frontend.import_model(model, (torch.randn(8, 3, 224, 224).half(),))
     partition = TARGET.partition(imported, "fast", Trace.off())
     chosen = choose_implementations(Settings(TARGET), [partition])

@@ -23,6 +23,7 @@ from benchmarks.gpu_search import (
     report,
     restricted,
 )
+from tests.nvrtc import needs_nvrtc
 from tests.space.implementations import WITH_LIBRARIES
 from tilewright.hw.gpu import A100
 from tilewright.hw.machine import description
@@ -31,7 +32,7 @@ from tilewright.space.candidates import Candidates
 from tilewright.space.space import Config
 from tilewright.space.template import Work
 
-pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'")
+needs_nvrtc()
 
 
 def work_of(name: str) -> Work:

@@ -92,6 +92,17 @@ def without_leaves(tensors: dict[str, np.ndarray]) -> None:
     del tensors["forest.leaf"]
 
 
+def without_trees(tensors: dict[str, np.ndarray]) -> None:
+    for name in tensors:
+        tensors[name] = tensors[name][:0]
+
+
+def without_nodes(tensors: dict[str, np.ndarray]) -> None:
+    for name in tensors:
+        if name != "forest.leaf":
+            tensors[name] = tensors[name][:, :0]
+
+
 def of_another_feature(tensors: dict[str, np.ndarray]) -> None:
     tensors["forest.feature"][0, 0] = FEATURES
 
@@ -109,8 +120,12 @@ def beyond_its_leaves(tensors: dict[str, np.ndarray]) -> None:
 
 
 @pytest.mark.parametrize(
-    "spoil", [without_leaves, of_another_feature, in_a_circle, beyond_its_nodes, beyond_its_leaves]
-)
+    "spoil",
+    [
+        without_leaves, without_trees, without_nodes, of_another_feature, in_a_circle, beyond_its_nodes,
+        beyond_its_leaves,
+    ],
+)  # fmt: skip
 def test_trees_that_do_not_fit_are_refused(
     forest: Forest, spoil: Callable[[dict[str, np.ndarray]], None]
 ) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.blocks import Block, Fence, blocks, difference, fences
+from tests.nvrtc import needs_nvrtc
 from tilewright import errors, knobs
 from tilewright.codegen.gemmini.rtl import verilator
 from tilewright.runtime import host
@@ -50,9 +51,7 @@ def test_it_runs_and_prints_what_it_shows(path: Path, tmp_path: Path) -> None:
     if path.name in NEED_AVX2 and not {"avx2", "fma", "f16c"} <= host.features():
         pytest.skip(f"its code is for another processor than this {platform.machine()}")
     if path.name in NEED_NVRTC:
-        pytest.importorskip(
-            "cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'"
-        )
+        needs_nvrtc()
     check_blocks(tmp_path, str(path))
 
 

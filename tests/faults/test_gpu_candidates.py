@@ -16,13 +16,14 @@ from tests.faults.gpu_candidates import (
     run_faults,
     source_of,
 )
+from tests.nvrtc import needs_nvrtc
 from tilewright.codegen.cuda.build import identity
 from tilewright.hw.gpu import H200, detect
 from tilewright.space.outcome import FAILURES
 from tilewright.space.template import Work
 from tilewright.space.templates.default import DEFAULT
 
-pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'")
+needs_nvrtc()
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)

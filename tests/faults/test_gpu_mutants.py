@@ -26,12 +26,13 @@ from tests.faults.gpu_mutants import (
     run_mutants,
 )
 from tests.faults.killable import Killable
+from tests.nvrtc import needs_nvrtc
 from tilewright.hw.gpu import H200, detect
 from tilewright.measure.runner import Runner
 from tilewright.space.template import Work
 from tilewright.space.templates.default import DEFAULT
 
-pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'")
+needs_nvrtc()
 
 
 def test_there_are_many_kinds_of_mistakes() -> None:

@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
+from tests.nvrtc import needs_nvrtc
 from tilewright.codegen.cuda.tiles.contraction import shared_tile
 from tilewright.dtypes import DType
-from tilewright.errors import MissingDependencyError
 from tilewright.hw.gpu import A100, H200
 from tilewright.hw.warpgroups import (
     WARPGROUP,
@@ -53,9 +53,7 @@ def test_tiles_in_shared_memory_are_swizzled_alike(row_bytes: int, dtype: DType)
 
 @pytest.mark.parametrize("dtype", [DType.F16, DType.BF16, DType.F32], ids=lambda dtype: dtype.short)
 def test_nvrtc_takes_it(dtype: DType) -> None:
-    pytest.importorskip(
-        "cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'"
-    )
+    needs_nvrtc()
     from tilewright.codegen.cuda.toolchain import compile_source
 
     intrinsic = warpgroup_multiply(64, dtype)
@@ -78,8 +76,5 @@ extern "C" __global__ void __launch_bounds__(128) kernel(float* out) {{
 }}
 """
     )
-    try:
-        compiled = compile_source(text, "sm_90a")
-    except MissingDependencyError as error:
-        pytest.skip(str(error))
+    compiled = compile_source(text, "sm_90a")
     assert compiled.resources.spilled_bytes == 0 and "serial" not in compiled.warnings

@@ -13,9 +13,9 @@ import torch
 
 import tilewright
 import tilewright.tile as tl
+from tests.nvrtc import needs_nvrtc
 from tilewright.db.database import Database
 from tilewright.errors import (
-    MissingDependencyError,
     OperatorError,
     ReferenceMismatchError,
     UnsupportedOpsError,
@@ -199,25 +199,15 @@ def test_numbers_of_numpy() -> None:
 def test_a_model_for_a_described_gpu_has_the_kernel(
     model: Model, inputs: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
-    pytest.importorskip(
-        "cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'"
-    )
-    try:
-        made = tilewright.compile(model, inputs, target="sm_90a")
-    except MissingDependencyError as error:
-        pytest.skip(str(error))
+    needs_nvrtc()
+    made = tilewright.compile(model, inputs, target="sm_90a")
     assert "twtest::axpy" in " ".join(info.label for info in made.plan.tasks.values())
 
 
 def threads_on_a_gpu(op: Any) -> list[int]:
     """Of the kernels of a model for an H200 that calls the operator."""
-    pytest.importorskip(
-        "cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'"
-    )
-    try:
-        made = compiled(op, target="sm_90a")
-    except MissingDependencyError as error:
-        pytest.skip(str(error))
+    needs_nvrtc()
+    made = compiled(op, target="sm_90a")
     return [step.launch.threads for step in made.plan.steps]
 
 

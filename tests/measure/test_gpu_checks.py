@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.nvrtc import needs_nvrtc
 from tilewright.codegen.cuda.build import GpuSource
 from tilewright.dtypes import DType
 from tilewright.loops.ir import Buffer
@@ -39,9 +40,7 @@ def test_shared_memory_is_filled_to_its_end(tmp_path: Path) -> None:
 
 
 def test_the_fill_is_in_the_machine_code() -> None:
-    pytest.importorskip(
-        "cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'"
-    )
+    needs_nvrtc()
     from tilewright.codegen.cuda.toolchain import compile_source
 
     text = compile_source(gpu_checks._SOURCE, "compute_80").cubin.decode()

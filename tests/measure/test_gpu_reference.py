@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.nvrtc import needs_nvrtc
 from tilewright.measure import gpu_checks, gpu_reference
 from tilewright.measure.gpu_reference import GpuReference
 from tilewright.measure.gpu_timer import GpuTimer
@@ -96,9 +97,7 @@ def test_a_gpu_that_becomes_slower_within_a_trial(clock: Clock) -> None:
 
 
 def test_the_reference_kernel_is_a_chain_of_fmas() -> None:
-    pytest.importorskip(
-        "cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'"
-    )
+    needs_nvrtc()
     from tilewright.codegen.cuda.toolchain import compile_source
 
     text = compile_source(gpu_checks._SOURCE, "compute_80").cubin.decode()

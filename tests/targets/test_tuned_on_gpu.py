@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.nvrtc import needs_nvrtc
 from tests.targets.pooled import Pooled, imported, partitioned
 from tests.tune import fake_gpu
 from tilewright.db.database import Database
@@ -25,7 +26,7 @@ from tilewright.targets.stages import Chosen, choose_implementations
 from tilewright.tune.effort import EFFORTS, Effort, Tuning
 from tilewright.tune.progress import Progress
 
-pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'")
+needs_nvrtc()
 
 JOINED = "conv+add+relu+mean"
 

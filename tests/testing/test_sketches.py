@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import tilewright
+from tests.nvrtc import needs_nvrtc
 from tests.programs import GPU, validation
 from tests.testing import extensions
 from tilewright.codegen.cuda.build import build, source_of
@@ -65,9 +66,7 @@ def test_its_programs_compute_the_task(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("strips")
 def test_it_is_chosen_where_it_is_predicted_to_be_the_fastest_and_is_compiled() -> None:
-    pytest.importorskip(
-        "cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'"
-    )
+    needs_nvrtc()
     choice = choose(GpuWork(tanh(), GPU))
     assert choice.config.template == NAME
     assert build(source_of(choice.program), GPU, "fast", None).threads in (32, 64, 128)

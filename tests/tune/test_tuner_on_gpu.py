@@ -14,6 +14,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from tests.nvrtc import needs_nvrtc
 from tests.space.checked import Inputs
 from tests.space.implementations import WITH_LIBRARIES
 from tests.tune import fake_gpu
@@ -41,7 +42,7 @@ from tilewright.tune.progress import Progress
 from tilewright.tune.tunable import TunableTask
 from tilewright.tune.tuner import tune
 
-pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'")
+needs_nvrtc()
 
 
 def product(m: int = 4096, n: int = 1024, k: int = 1024) -> Task:

@@ -83,7 +83,7 @@ _ARRAYS = ("feature", "threshold", "left", "right", "leaf")
 def _depth(left: np.ndarray, right: np.ndarray, leaf: tuple[int, ...]) -> int | None:
     """The most steps from a root to a leaf; None if there is a way that does not end at one."""
     trees, nodes = left.shape
-    if leaf[0] != trees:
+    if leaf[0] != trees or not left.size:
         return None
     both = np.stack([left, right], axis=2)
     if (both >= nodes).any() or (~both >= leaf[1]).any():

@@ -7,9 +7,8 @@ import time
 
 import pytest
 
-pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'")
-
 from tests.loops.gpu.products import PRODUCTS
+from tests.nvrtc import needs_nvrtc
 from tests.space.templates.cuda import test_attention
 from tests.space.templates.cuda.test_matmul import work_of
 from tilewright.codegen.cuda.build import build
@@ -18,6 +17,8 @@ from tilewright.hw.gpu import H200
 from tilewright.space.space import Config
 from tilewright.space.template import Applied
 from tilewright.space.templates.cuda.matmul import AppliedMatmul
+
+needs_nvrtc()
 
 CPU_SECONDS, KILOBYTES = 2.0, 512 << 10
 

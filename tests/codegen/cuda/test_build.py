@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'")
-
 from tests.loops.formulas import EXAMPLES
 from tests.loops.gpu.products import PRODUCTS
+from tests.nvrtc import needs_nvrtc
 from tests.space.checked import Inputs
 from tests.space.sketches.cuda.tasks import product_task
 from tilewright.codegen.cache import ObjectCache
@@ -37,6 +36,8 @@ from tilewright.space.sketches.cuda import SKETCHES
 from tilewright.space.space import Config
 from tilewright.space.template import GpuWork
 from tilewright.space.templates.cuda.matmul import TensorCores
+
+needs_nvrtc()
 
 
 def of_a_loop() -> GpuSource:

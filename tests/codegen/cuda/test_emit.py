@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'")
-
 from tests.loops.formulas import EXAMPLES, Example
+from tests.nvrtc import needs_nvrtc
 from tilewright.codegen.cuda.build import build
 from tilewright.hw.gpu import A100, H200, GpuMachine
 from tilewright.loops.formula import formula_of
 from tilewright.loops.gpu.default import default_program
+
+needs_nvrtc()
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.name)

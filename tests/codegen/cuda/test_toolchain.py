@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'")
-
+from tests.nvrtc import needs_nvrtc
 from tilewright.codegen.cuda.toolchain import _nvrtc, compile_source, written
 from tilewright.errors import CodegenError
+
+needs_nvrtc()
 
 
 def test_bytes_of_the_interpreter_stay_what_they_are() -> None:

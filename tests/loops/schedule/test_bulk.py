@@ -24,11 +24,11 @@ from tests.loops.schedule.gpu import (
     tensorised,
     warpgroups,
 )
+from tests.nvrtc import needs_nvrtc
 from tilewright import te
-from tilewright.codegen.cuda import toolchain
 from tilewright.codegen.cuda.build import build, source_of
 from tilewright.dtypes import DType
-from tilewright.errors import MissingDependencyError, PipelineError, ScheduleError
+from tilewright.errors import PipelineError, ScheduleError
 from tilewright.hw.gpu import A100, H200
 from tilewright.hw.warpgroups import role_registers, warpgroup_multiply
 from tilewright.loops.interpret import UnorderedAccess, interpret_program
@@ -228,13 +228,7 @@ def test_registers_of_roles_fit_a_multiprocessor() -> None:
 )
 def test_it_compiles_without_spills(block: Shape, stages: int, specialise: bool) -> None:
     """`build` also refuses what the compiler serialises."""
-    pytest.importorskip(
-        "cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'"
-    )
-    try:
-        toolchain.version()
-    except MissingDependencyError as error:
-        pytest.skip(str(error))
+    needs_nvrtc()
     kernel = build(
         warpgroups((1024, 1024, 1024), block, stages, specialise=specialise).program(), H200, "fast", None
     )
@@ -244,15 +238,8 @@ def test_it_compiles_without_spills(block: Shape, stages: int, specialise: bool)
 
 
 def test_a_cluster_compiles_without_spills() -> None:
-    pytest.importorskip(
-        "cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'"
-    )
-    try:
-        kernel = build(
-            warpgroups((512, 512, 256), (128, 256, 64), 4, cluster=2).program(), H200, "fast", None
-        )
-    except MissingDependencyError as error:
-        pytest.skip(str(error))
+    needs_nvrtc()
+    kernel = build(warpgroups((512, 512, 256), (128, 256, 64), 4, cluster=2).program(), H200, "fast", None)
     assert not kernel.resources.spilled_bytes and [each.box_rows for each in kernel.maps] == [64, 256]
 
 

@@ -12,6 +12,7 @@ import pytest
 from tests.loops.schedule.examples import chain
 from tests.loops.schedule.gpu import F16, F32, matmul, operands, product_of, simt, tensorised
 from tests.loops.schedule.test_tensorise import axpy
+from tests.nvrtc import needs_nvrtc
 from tilewright import te
 from tilewright.codegen.cuda.build import build, source_of
 from tilewright.dtypes import DType
@@ -100,9 +101,7 @@ def test_the_cuda_text_of_two_counted_loops_computes_the_same(tmp_path: Path) ->
 
 
 def test_it_compiles_without_spills() -> None:
-    pytest.importorskip(
-        "cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'"
-    )
+    needs_nvrtc()
     schedule = tensorised((512, 512, 512), (128, 64, 64), (32, 32), stages=3, registers=2)
     kernel = build(schedule.program(), H200, "fast", None)
     assert not kernel.resources.spilled_bytes and kernel.threads == 256 and kernel.blocks == 32

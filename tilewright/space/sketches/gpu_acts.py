@@ -63,7 +63,7 @@ def bound(schedule: Schedule) -> Schedule:
 
 
 @dataclass(frozen=True)
-class Side:
+class AxisLoops:
     """The loops over one axis of a tile: blocks, virtual threads, threads, and a thread's neighbours."""
 
     blocks: str
@@ -74,16 +74,16 @@ class Side:
 
 def out_side(
     schedule: Schedule, axis: str, size: int, threads: int, neighbours: int
-) -> tuple[Schedule, Side]:
+) -> tuple[Schedule, AxisLoops]:
     """Split the results along an axis into tiles of `size`, these into patches of `neighbours` for each thread. Whole
     patches end where the results do, if their number allows it."""
     if neighbours > 1 and extent_of(schedule, axis) % neighbours == 0:
         schedule = schedule.split(axis, neighbours).split(f"{axis}.o", size // neighbours, "guard")
         schedule = schedule.split(f"{axis}.o.i", threads)
-        return schedule, Side(f"{axis}.o.o", f"{axis}.o.i.o", f"{axis}.o.i.i", f"{axis}.i")
+        return schedule, AxisLoops(f"{axis}.o.o", f"{axis}.o.i.o", f"{axis}.o.i.i", f"{axis}.i")
     schedule = schedule.split(axis, size, "guard").split(f"{axis}.i", threads * neighbours)
     schedule = schedule.split(f"{axis}.i.i", neighbours)
-    return schedule, Side(f"{axis}.o", f"{axis}.i.o", f"{axis}.i.i.o", f"{axis}.i.i.i")
+    return schedule, AxisLoops(f"{axis}.o", f"{axis}.i.o", f"{axis}.i.i.o", f"{axis}.i.i.i")
 
 
 def block_loop(schedule: Schedule) -> str:

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from tests.codegen.cuda.tiles.cases import MAKERS, Case
+from tests.nvrtc import needs_nvrtc
 from tests.tile import kernels
 from tilewright.codegen.cuda.tiles.emit import TileSource, emit_tile_program
 from tilewright.codegen.cuda.tiles.executor import Executor, checked_options
 from tilewright.codegen.cuda.toolchain import compile_source
-from tilewright.errors import MissingDependencyError, OptionError, SharedMemoryError
+from tilewright.errors import OptionError, SharedMemoryError
 from tilewright.hw.gpu import A100, H200, GpuMachine
 from tilewright.tile.executors import Facts
 
@@ -158,13 +159,8 @@ def test_why_operands_do_not_come_in_boxes() -> None:
 
 @pytest.mark.parametrize("sizes", [(128, 128, 64, 8), (128, 256, 64, 8)])
 def test_large_tiles_do_not_spill(sizes: tuple[int, int, int, int]) -> None:
-    pytest.importorskip(
-        "cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'"
-    )
-    try:
-        compiled = compile_source(matmul(*sizes).text, "sm_90a", exact_division=True)
-    except MissingDependencyError as error:
-        pytest.skip(str(error))
+    needs_nvrtc()
+    compiled = compile_source(matmul(*sizes).text, "sm_90a", exact_division=True)
     assert compiled.resources.spilled_bytes == 0 and "serial" not in compiled.warnings
 
 
@@ -177,15 +173,10 @@ def test_bad_options(options: dict[str, int]) -> None:
 @pytest.mark.parametrize("case", [make() for make in MAKERS], ids=lambda case: case.name)
 def test_nvrtc_takes_it(case: Case) -> None:
     """For sm_90a, without a card; nothing is spilled, and no array is left in local memory."""
-    pytest.importorskip(
-        "cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'"
-    )
+    needs_nvrtc()
     made = case.launch()
     executor = Executor(H200)
     executor.cache = None
-    try:
-        _, compiled, symbol = executor.build(made.program, made.facts, {"warps": made.warps, "stages": 3})
-    except MissingDependencyError as error:
-        pytest.skip(str(error))
+    _, compiled, symbol = executor.build(made.program, made.facts, {"warps": made.warps, "stages": 3})
     assert symbol.encode() in compiled.cubin
     assert compiled.resources.spilled_bytes == 0 and compiled.resources.stack_bytes == 0

@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from tests.loops.gpu.products import PRODUCTS
+from tests.nvrtc import needs_nvrtc
 from tests.rewrites.helpers import array
 from tests.space.checked import Inputs
 from tests.space.sketches.cuda.tasks import CONVOLUTIONS, product_task
@@ -61,9 +62,7 @@ CASES = [
 def test_random_configs_compile_without_spills(case: Sketched, machine: GpuMachine, seed: int) -> None:
     """What the predicate calls legal, the compiler takes, within the card's limits and with no more memory than was
     counted."""
-    pytest.importorskip(
-        "cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'"
-    )
+    needs_nvrtc()
     applied = case.sketch.apply(GpuWork(case.task, machine))
     assert applied is not None
     config = applied.space.sample(Random(seed))

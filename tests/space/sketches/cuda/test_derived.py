@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from tests.loops.gpu.products import Product
+from tests.nvrtc import needs_nvrtc
 from tests.programs import GPU, program_text, validation
 from tests.space.checked import Inputs
 from tests.space.sketches.cuda.tasks import product_task
@@ -137,9 +138,7 @@ def test_the_cuda_text_computes_the_task(
 @pytest.mark.parametrize("capability", ["sm_80", "sm_90a"])
 def test_the_best_ranked_compile_without_spills(capability: str) -> None:
     """Within the registers and the shared memory that were counted, on both kinds of card."""
-    pytest.importorskip(
-        "cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'"
-    )
+    needs_nvrtc()
     from dataclasses import replace
 
     machine = replace(H200, capability=capability)

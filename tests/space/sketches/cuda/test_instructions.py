@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.loops.gpu.products import Product
+from tests.nvrtc import needs_nvrtc
 from tests.programs import GPU, validation
 from tests.space.sketches.cuda.tasks import product_task
 from tilewright.codegen.cuda.build import build, source_of
@@ -50,7 +51,7 @@ def test_its_program_computes_the_task(mine: Intrinsic, tmp_path: Path) -> None:
     assert mine.name in str(program)
     if COMPILER is not None:
         check(source_of(program), validation(TASK, "fast")[:4], tmp_path)
-    pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed")
+    needs_nvrtc()
     assert build(source_of(program), GPU, "fast", None).threads
 
 

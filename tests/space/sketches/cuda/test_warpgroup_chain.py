@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 
+from tests.nvrtc import needs_nvrtc
 from tests.programs import validation
 from tests.space.chains import ACTIVATIONS, After, Case, NormCase
 from tests.space.checked import Inputs
@@ -88,9 +89,7 @@ SLOW = pytest.mark.slow
     ids=str,
 )
 def test_it_compiles_without_spills(widths: tuple[int, ...]) -> None:
-    pytest.importorskip(
-        "cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'"
-    )
+    needs_nvrtc()
     applied, rng = applied_to(Case(4096, widths).task()), Random(0)
     for _ in range(4):
         config = applied.space.sample(rng)

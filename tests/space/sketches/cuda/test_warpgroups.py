@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 
 from tests.loops.gpu.products import Product
+from tests.nvrtc import needs_nvrtc
 from tests.programs import GPU
 from tests.space.checked import Inputs
 from tests.space.sketches.cuda.tasks import product_task
 from tilewright.codegen.generator import generator
 from tilewright.cost.predictor import all_seconds, nominal
 from tilewright.dtypes import DType
-from tilewright.errors import MissingDependencyError
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.hw.gpu import A100, H200
@@ -105,19 +105,14 @@ def test_tiles_stages_and_roles_are_ranked_together_and_fast() -> None:
 
 
 def test_a_plan_says_what_the_copy_engine_copies_from() -> None:
-    pytest.importorskip(
-        "cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'"
-    )
+    needs_nvrtc()
     work = GpuWork(product_task(NT), GPU)
     applied = WarpgroupMatmul().apply(work)
     assert applied is not None
     config = next(
         c for c in applied.space.configs() if dict(c.values)["bm"] == 128 and dict(c.values)["bn"] == 256
     )
-    try:
-        made, _ = generator("cuda").build(applied.program(config), GPU, "fast", None)
-    except MissingDependencyError as error:
-        pytest.skip(str(error))
+    made, _ = generator("cuda").build(applied.program(config), GPU, "fast", None)
     assert made.launch is not None
     assert made.launch.matrix_maps == (
         MatrixMap(0, 1024, 512, 512, 128, 64),

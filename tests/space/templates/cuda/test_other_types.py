@@ -10,6 +10,7 @@ import pytest
 
 from tests.loops.gpu.products import Product
 from tests.loops.test_default import random_arrays
+from tests.nvrtc import needs_nvrtc
 from tests.space.checked import Inputs
 from tests.space.implementations import WITH_LIBRARIES, library_calls
 from tests.space.templates.cuda.test_matmul import expected
@@ -109,7 +110,7 @@ def test_float32_is_rounded_only_where_that_is_allowed() -> None:
     ids=["tf32", "tf32 of other transpositions", "bytes"],
 )
 def test_random_configs_compile_without_spills(work: MatrixWork, machine: GpuMachine) -> None:
-    pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed")
+    needs_nvrtc()
     applied = AppliedMatmul(work, machine)
     config = applied.space.sample(Random(0))
     assert config is not None

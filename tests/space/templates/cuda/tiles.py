@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.nvrtc import needs_nvrtc
 from tests.rewrites.helpers import array
 from tilewright.codegen.cuda.build import GpuKernel, GpuSource, build
 from tilewright.codegen.cuda.tensor import tensor_source
@@ -59,9 +60,7 @@ def compiled(cases: Sequence[Any], quick: int) -> list[Any]:
 
 def check_it_compiles(applied: Applied, machine: GpuMachine, seed: int) -> None:
     """A random config: built by NVRTC, within the card's limits, without spills, and no more than was counted on."""
-    pytest.importorskip(
-        "cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'tilewright[cuda]'"
-    )
+    needs_nvrtc()
     config = applied.space.sample(Random(seed))
     assert config is not None
     terms = applied.terms(config)

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from tilewright.errors import SketchError
 from tilewright.hw.machine import KINDS
 from tilewright.space import registration
-from tilewright.space.sketches.rules.blocks import ThreadTiles, WarpTiles
+from tilewright.space.sketches.rules.blocks import ThreadTiling, WarpTiling
 from tilewright.space.sketches.rules.cache_write import CacheWrite
 from tilewright.space.sketches.rules.cross_thread import CrossThread, GpuRows
 from tilewright.space.sketches.rules.elementwise import Elementwise
-from tilewright.space.sketches.rules.fetch import Fetch
+from tilewright.space.sketches.rules.fetch import SharedFetch
 from tilewright.space.sketches.rules.inline import Inline, InlineAgain
 from tilewright.space.sketches.rules.matrices import AsMatrices
 from tilewright.space.sketches.rules.micro_kernel import MicroKernel
@@ -29,9 +29,9 @@ from tilewright.support.plugins import register_installed
 
 RULES: list[Rule] = [
     AsMatrices(),
-    WarpTiles(),
-    ThreadTiles(),
-    Fetch(),
+    WarpTiling(),
+    ThreadTiling(),
+    SharedFetch(),
     GpuRows(),
     CrossThread(),
     Tensorise(),

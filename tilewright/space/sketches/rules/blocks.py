@@ -22,7 +22,7 @@ from tilewright.space.sketches.sketch import Move, Sketch
 _ROWS, _COLUMNS = f"{OUT}.m.o", f"{OUT}.n.o"
 
 
-class ThreadTiles:
+class ThreadTiling:
     """Tile a matmul for ordinary units: blocks, virtual threads and threads, two levels of reduction tiles, registers.
 
         sums[m, n] += left[m, k] * right[n, k]     ->     for blocks, tiles of (VM TM RM) x (VN TN RN):
@@ -64,7 +64,7 @@ class ThreadTiles:
         return [_tiled(sketch, self.name, frame, act, SUMS)]
 
 
-class WarpTiles:
+class WarpTiling:
     """Tile a matmul for tensor cores: blocks, warps, instructions; fragments in registers.
 
         sums[m, n] += left[m, k] * right[n, k]     ->     for blocks, tiles of BM x BN:

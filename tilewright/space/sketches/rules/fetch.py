@@ -14,7 +14,7 @@ from tilewright.space.space import Knob
 FETCHED_AT = {operand: at(operand) for operand in (LEFT, RIGHT)}
 
 
-class Fetch:
+class SharedFetch:
     """All threads of a block copy a tile of an operand, in each step or once.
 
         for blocks: for steps: ... left[m, k]     ->     for blocks: for steps: for threads: left.tile = left[...]

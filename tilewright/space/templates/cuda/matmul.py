@@ -58,7 +58,15 @@ class TensorCores:
         if work.formula is None:
             return None
         found = matrix_work(work.formula, may_round_to_tf32(work.numerics), multiplied(work.task))
-        return None if found is None else AppliedMatmul(found, work.machine)
+        if found is None or (found.across and not is_permuted(work.task)):
+            return None
+        return AppliedMatmul(found, work.machine)
+
+
+def is_permuted(task: Task) -> bool:
+    """Whether fusion moved a permute into the kernel. A convolution that is channels-first by itself is left to others:
+    the layout pass does not know what could be joined with it channels-last, such as a mean of its pixels."""
+    return any(node.op == "permute" for node in task.graph.nodes())
 
 
 def multiplied(task: Task) -> DType | None:

@@ -17,6 +17,7 @@ from tilewright.runtime.cuda import device
 from tilewright.support.batch import Number, least, most
 
 WARP = 32
+MAX_THREADS = 1024  # of a block
 
 
 @dataclass(frozen=True)

@@ -27,15 +27,19 @@ ROW_BYTES = tuple(_SWIZZLES)
 ATOM_ROWS, _CHUNK = 8, 16  # rows whose chunks are swizzled differently, and bytes of a chunk
 _LEFT_REGISTERS = 4
 _REGISTERS = 1 << 16  # of a multiprocessor
+_REGISTER_UNIT = 8  # of a thread: what an instruction or a launch divides
 
 
 def role_registers(consumers: int) -> tuple[int, int] | None:
     """The registers of a thread that only copies and of one that computes, where one warpgroup copies for so many
-    others and all of a multiprocessor are theirs. None: each can have as many as an instruction can name."""
+    others and all of a multiprocessor are theirs. They divide what the block began with, in which each thread has as
+    many as any other: who asks for more waits forever. None: each can have as many as an instruction can name."""
     if consumers < 2:
         return None
     copies = 40 if consumers == 2 else 32
-    return copies, min(240, (_REGISTERS // WARPGROUP - copies) // consumers // 8 * 8)
+    begun = _REGISTERS // WARPGROUP // (consumers + 1) // _REGISTER_UNIT * _REGISTER_UNIT
+    computes = (begun * (consumers + 1) - copies) // consumers // _REGISTER_UNIT * _REGISTER_UNIT
+    return copies, min(240, computes)
 
 
 @cache

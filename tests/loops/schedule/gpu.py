@@ -112,8 +112,10 @@ def warpgroups(
     specialise: bool = True,
     copy: str = "bulk",
     cluster: int = 1,
+    in_turn: bool = False,
 ) -> Schedule:
-    """`relu_of_matmul` with `wgmma`, 64 rows of results for each warpgroup, and tiles that the copy engine brings."""
+    """`relu_of_matmul` with `wgmma`, 64 rows of results for each warpgroup, and tiles that the copy engine brings.
+    `in_turn`: a block computes all tiles of its rows, one after the other."""
     bm, bn, bk = block
     s = Schedule.of(*relu_of_matmul(shape, block, dtype))
     s = s.tile(["out.i0", "out.i1"], [bm, bn], tail="guard").split("out.i0.i", 64)
@@ -124,7 +126,8 @@ def warpgroups(
         s = s.set_scope(tile, "shared").compute_at(tile, "product.r0.o").swizzle(tile)
     s = s.bind("product.i0.o", "warpgroup.x").unroll("product.r0.i.o")
     s = s.tensorise("product.i0.i", warpgroup_multiply(bn, dtype)).bind("out.i0.i.o", "warpgroup.x")
-    s = s.bind("out.i0.o", "block.y").bind("out.i1.o", "block.x")
+    s = s.bind("out.i0.o", "block.y")
+    s = s if in_turn else s.bind("out.i1.o", "block.x")
     for tile in ("a.tile", "b.tile"):
         s = s.pipeline(tile, stages, copy=copy, specialise=specialise, cluster=cluster)
     return s

@@ -90,6 +90,19 @@ def test_its_cuda_text_computes_the_same(
 
 
 @EMULATED
+@pytest.mark.parametrize("specialise", [False, True], ids=["one role", "roles"])
+def test_a_block_computes_several_tiles_in_turn(specialise: bool, tmp_path: Path) -> None:
+    """The loop of multiplications begins anew for each tile: each slot is released once."""
+    shape = (64, 32, 200)
+    program = warpgroups(shape, (64, 16, 64), 3, specialise=specialise, in_turn=True).program()
+    assert program.parallel_extent == 1
+    arrays = given(shape)
+    same(interpret_program(program, arrays), shape, arrays)
+    (got,) = Emulated(source_of(program), tmp_path).in_both_orders([arrays])
+    same(got, shape, arrays)
+
+
+@EMULATED
 def test_two_blocks_copy_for_each_other(tmp_path: Path) -> None:
     """The tile of `a` is the same for neighbours along n: each block copies half of it to both."""
     shape = (200, 120, 264)
@@ -156,16 +169,18 @@ def test_a_tile_for_instructions_of_a_warp(tmp_path: Path) -> None:
         np.testing.assert_array_equal(got.reshape(32, 32).astype(np.float32), arrays[0] @ arrays[1].T)
 
 
-def column_sums(copy: str) -> Schedule:
-    """A loop that no template knows: means of the columns of a matrix, in steps of its rows."""
+def column_sums(copy: str, count: int = 32) -> Schedule:
+    """A loop that no template knows: means of the columns of a matrix, in steps of its rows; `count` threads have one
+    each, which begin anew behind the last."""
     x = te.Tensor("x", (68, 32), F32)
     tile = padded(x, 72, 32)
     (r,) = te.reduce_axes([72])
-    total = te.compute("total", (32,), F32, lambda j: te.reduce_over("sum", tile[r, j], [r]))
-    s = Schedule.of(te.compute("out", (32,), F32, lambda j: total[j] * (1 / 64)), [x])
+    total = te.compute("total", (count,), F32, lambda j: te.reduce_over("sum", tile[r, j % 32], [r]))
+    s = Schedule.of(te.compute("out", (count,), F32, lambda j: total[j] * (1 / 64)), [x])
     s = s.set_scope("total", "register").split("total.r0", 8).reorder("total.r0.o", "total.i0", "total.r0.i")
     s = s.set_scope("x.tile", "shared").compute_at("x.tile", "total.r0.o").swizzle("x.tile")
-    s = fetched(s, "x.tile", 32, 4)
+    if copy == "async":
+        s = fetched(s, "x.tile", 32, 4)
     s = s.bind("total.i0", "thread.x").unroll("total.r0.i").bind("out.i0", "thread.x")
     return s.pipeline("x.tile", 3, H200, copy=copy, specialise=copy == "auto")
 
@@ -214,9 +229,19 @@ def test_the_copy_is_chosen_by_machine_and_buffer() -> None:
 
 def test_registers_of_roles_fit_a_multiprocessor() -> None:
     assert role_registers(1) is None and role_registers(2) == (40, 232)
-    for consumers in (2, 3, 4):
+    for consumers in range(2, 8):
         few, many = role_registers(consumers) or (0, 0)
-        assert few % 8 == many % 8 == 0 and 128 * (few + consumers * many) <= 1 << 16
+        begun = (1 << 16) // (128 * (consumers + 1)) // 8 * 8
+        assert few % 8 == many % 8 == 0 and few + consumers * many <= begun * (consumers + 1)
+        assert few < begun <= many
+
+
+def test_registers_are_divided_among_whole_warpgroups_only() -> None:
+    def registers(threads: int) -> object:
+        program = column_sums("auto", threads).program()
+        return next(stmt.registers for stmt in walk_stmts(program.body) if isinstance(stmt, Roles))
+
+    assert registers(256) == role_registers(2) and registers(320) is None
 
 
 # -- machine code -----------------------------------------------------------------------------------------------------
@@ -345,6 +370,24 @@ def test_pipeline_refuses_what_is_no_box() -> None:
     refused(bulk(swizzled, copy="async", specialise=True), "by the copy engine alone")
     refused(bulk(swizzled, machine=A100), "has no tensor copy engine")
     refused(lambda: swizzled.pipeline("a.of.product", 2, copy="bulk").program(), "no loop is bound to one")
+
+
+def test_the_threads_of_a_block_are_whole_warps_with_room_for_a_producer() -> None:
+    refused(column_sums("auto", 48).program, "48 threads in a block are not whole warps of 32")
+    refused(
+        column_sums("auto", 1024).program,
+        "1152 threads in a block with those of a producer of its own, of at most 1024",
+    )
+    assert source_of(column_sums("auto", 896).program()).threads == 1024
+
+
+def test_the_last_call_says_how_a_tile_is_copied() -> None:
+    by_producer = column_sums("auto")
+    alone = by_producer.pipeline("x.tile", 3, copy="bulk").program()
+    assert not any(isinstance(stmt, Roles) for stmt in walk_stmts(alone.body))
+    by_threads = column_sums("async")
+    again = by_threads.pipeline("x.tile", 3, copy="bulk", specialise=True).pipeline("x.tile", 3)
+    assert again.nest == by_threads.nest
 
 
 def test_pipeline_refuses_clusters_that_share_nothing() -> None:

@@ -29,7 +29,8 @@ from typing import TYPE_CHECKING
 
 from tilewright import te
 from tilewright.errors import PipelineError
-from tilewright.hw.gpu import WARP
+from tilewright.hw.gpu import MAX_THREADS, WARP
+from tilewright.hw.warpgroups import WARPGROUP
 from tilewright.loops.clusters import may_be_shared
 from tilewright.loops.ir import (
     Block,
@@ -50,6 +51,7 @@ from tilewright.loops.ir import (
     Warp,
     block,
     nest,
+    thread_count,
     walk_stmts,
 )
 from tilewright.loops.passes.accesses import leaf_statements
@@ -80,12 +82,29 @@ def is_bulk(known: ProgramAccesses, each: LoadAndUse) -> bool:
     return True
 
 
+def check_warps(program: Program) -> None:
+    """Whether the threads are whole warps: each warp releases a slot once."""
+    threads = thread_count(program)
+    if threads % WARP:
+        raise PipelineError(
+            f"pipeline: {threads} threads in a block are not whole warps of {WARP}, which release the slots that the"
+            " copy engine fills",
+            remedy=f'bind loops to a multiple of {WARP} threads, or copy="async"',
+        )
+
+
 def check_roles(program: Program, levels: Sequence[Level]) -> None:
     """Whether a producer of its own can fill the rings of the program."""
     if not any(level.is_bulk for level in levels):
         raise PipelineError(
             "pipeline: a producer of its own needs buffers that the copy engine fills",
             remedy='pipeline(..., copy="bulk"), or no specialise',
+        )
+    threads = thread_count(program) + WARPGROUP
+    if threads > MAX_THREADS:
+        raise PipelineError(
+            f"pipeline: {threads} threads in a block with those of a producer of its own, of at most {MAX_THREADS}",
+            remedy="bind loops to fewer threads, or no specialise",
         )
     for stmt in walk_stmts(program.body):
         if isinstance(stmt, Combine) and stmt.group > WARP:
@@ -111,8 +130,9 @@ def in_ring(level: Level, uses: Sequence[Stmt], specialise: bool) -> list[Stmt]:
     body: list[Stmt] = [Filled(ring, number)]
     fills = [] if specialise else _fill(level, ring, level.current(ahead))
     if goes_on:
-        before = te.call("lt", te.as_index(0), number)
-        release = If(before, Release(ring, simplify(number - 1)))
+        # The last iteration of the loop before, if a loop around runs it again, is released behind the loop.
+        is_later = simplify(te.call("lt", te.as_index(0), now.number))
+        release = If(is_later, Release(ring, simplify(number - 1)))
         body += [*used, Multiplied(1), release, *fills]
     else:
         body += [*fills, *used, Release(ring, number)]

@@ -65,6 +65,7 @@ from tilewright.loops.ir import (
 from tilewright.loops.passes.accesses import Placed, children, leaf_statements
 from tilewright.loops.passes.bulk_pipeline import (
     check_roles,
+    check_warps,
     divided,
     in_clusters,
     in_ring,
@@ -140,6 +141,8 @@ def planned(
         levels.append(Level(some[0].loop, tuple(some), wanted[some[0].buffer.name], bulk[0]))
     for level in levels:
         level.check(wanted)
+    if any(level.is_bulk for level in levels):
+        check_warps(known.program)
     if specialise:
         check_roles(known.program, levels)
     found_levels = {id(level.outermost): level for level in levels}

@@ -268,7 +268,9 @@ def _copies_of(nest: Nest) -> str:
 
 
 def _registers(program: Program) -> tuple[int, int] | None:
-    return role_registers(thread_count(program) // WARPGROUP)
+    """Of the threads of each role, which can only be divided anew among whole warpgroups."""
+    warpgroups, more = divmod(thread_count(program), WARPGROUP)
+    return None if more else role_registers(warpgroups)
 
 
 def replay(trace: Iterable[TraceStep], start: Schedule, intrinsics: Iterable[Intrinsic] = ()) -> Schedule:

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from tilewright import te
 from tilewright.errors import ScheduleError
-from tilewright.hw.gpu import WARP
+from tilewright.hw.gpu import MAX_THREADS, WARP
 from tilewright.hw.intrinsics import Fragment, PtxAssembly
 from tilewright.hw.warpgroups import ROW_BYTES, WARPGROUP
 from tilewright.loops.ir import Kind, Scope
@@ -46,10 +46,8 @@ from tilewright.loops.schedule.tensorise import OperandAccess, match
 from tilewright.loops.schedule.vectors import over_lanes
 from tilewright.te.index import Linear, bounds, coefficient, divisor_of, linear, simplify
 
-MAX_THREADS = 1024  # of a block
-_TOGETHER = dict.fromkeys(WARP_AXES, WARP) | dict.fromkeys(
-    WARPGROUP_AXES, WARPGROUP
-)  # threads of an iteration
+# Threads of an iteration.
+_TOGETHER = dict.fromkeys(WARP_AXES, WARP) | dict.fromkeys(WARPGROUP_AXES, WARPGROUP)
 _PAIR = 2  # neighbours of a fragment that are stored at once
 T = TypeVar("T")
 

@@ -112,12 +112,13 @@ def pipeline(
                 f"pipeline: {tensor}: {name} of the same loop is copied otherwise: their waits differ",
                 remedy=f"the same copy= for {name} and {tensor}",
             )
+    others = tuple(each for each in nest.bulk if each != tensor)  # whose producer and cluster stay
     changed = replace(
         nest,
         stages=(*(each for each in nest.stages if each[0] != tensor), (tensor, stages)),
-        bulk=(*(each for each in nest.bulk if each != tensor), *((tensor,) if copy == "bulk" else ())),
-        specialised=nest.specialised or specialise,
-        cluster=max(nest.cluster, cluster),
+        bulk=(*others, tensor) if copy == "bulk" else others,
+        specialised=specialise or (bool(others) and nest.specialised),
+        cluster=max(cluster, nest.cluster if others else 1),
     )
     _check_capacity(changed, tensor, stages, capacity)
     return changed

@@ -76,8 +76,9 @@ def out_side(
     schedule: Schedule, axis: str, size: int, threads: int, neighbours: int
 ) -> tuple[Schedule, AxisLoops]:
     """Split the results along an axis into tiles of `size`, these into patches of `neighbours` for each thread. Whole
-    patches end where the results do, if their number allows it."""
-    if neighbours > 1 and extent_of(schedule, axis) % neighbours == 0:
+    patches end where the results do, if their number allows it; a loop over one patch has no index to split."""
+    extent = extent_of(schedule, axis)
+    if 1 < neighbours < extent and extent % neighbours == 0:
         schedule = schedule.split(axis, neighbours).split(f"{axis}.o", size // neighbours, "guard")
         schedule = schedule.split(f"{axis}.o.i", threads)
         return schedule, AxisLoops(f"{axis}.o.o", f"{axis}.o.i.o", f"{axis}.o.i.i", f"{axis}.i")

@@ -98,6 +98,19 @@ def test_they_mean_what_the_task_means(name: str) -> None:
         check(program_of(applied, config), task)
 
 
+@pytest.mark.parametrize("count", [2, 4, 8])
+@pytest.mark.parametrize(("dtype", "name"), [(F16, WARPS), (F32, THREADS)])
+@pytest.mark.parametrize("of_rows", [False, True], ids=["columns", "rows"])
+def test_results_of_one_vector(count: int, dtype: DType, name: str, of_rows: bool) -> None:
+    """Fewer results along an axis than a tile has, and no more than a thread writes at once."""
+    m, n = (count, 20) if of_rows else (20, count)
+    task = product_task(Product(m, n, 24, dtype=dtype))
+    applied = derived(task)[name]
+    configs = list(applied.space.configs())
+    for config in Random(0).sample(configs, min(2, len(configs))):
+        check(program_of(applied, config), task)
+
+
 @pytest.mark.parametrize(
     "values",
     [

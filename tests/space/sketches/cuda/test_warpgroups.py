@@ -99,9 +99,12 @@ def test_tiles_stages_and_roles_are_ranked_together_and_fast() -> None:
     configs = list(applied.space.configs())
     many = [configs[n % len(configs)] for n in range(1000)]
     predictor = nominal(work.machine)
-    begin = time.process_time()
-    assert all_seconds(applied, many, predictor) is not None
-    assert time.process_time() - begin < 0.2  # about 10 ms when nothing else runs
+    times = []
+    for _ in range(3):
+        begin = time.process_time()
+        assert all_seconds(applied, many, predictor) is not None
+        times.append(time.process_time() - begin)
+    assert min(times) < 0.02
 
 
 def test_a_plan_says_what_the_copy_engine_copies_from() -> None:

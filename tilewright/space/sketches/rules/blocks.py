@@ -10,6 +10,7 @@ from tilewright.hw.intrinsics import registered
 from tilewright.loops.schedule import Schedule
 from tilewright.numerics import may_round_to_tf32
 from tilewright.space.sketches import gpu_acts as acts
+from tilewright.space.sketches.acts import extent_of
 from tilewright.space.sketches.block_frames import STEP, BlockFrame, MatricesFrame, Values
 from tilewright.space.sketches.cuda.pipeline import REGISTER_STAGES
 from tilewright.space.sketches.cuda.results import Results
@@ -100,6 +101,8 @@ class WarpTiling:
         def act(schedule: Schedule, values: Values) -> Schedule:
             t = frame.sizes(values)
             lanes = Results(found.work, found.mapping.m, found.mapping.n, t.bm, t.bn).lanes
+            if lanes == extent_of(schedule, f"{OUT}.m" if along_m else f"{OUT}.n"):
+                lanes = max(1, lanes // 2)  # a loop over one vector has no index that tiles could split
             schedule = acts.padded(schedule, t.bm, t.bn, t.bk)
             inside = []
             for axis, size, along in ((f"{OUT}.m", t.bm, along_m), (f"{OUT}.n", t.bn, not along_m)):

@@ -395,7 +395,10 @@ def test_pipeline_says_which_access_is_no_box() -> None:
         bulk(of_tile((32, 132), lambda x, i, k: te.Load(x, (i, k))), "tile"),
         "begin at multiples of 264 bytes, not of 16",
     )
-    refused(bulk(of_tile((4096,), lambda x, i, k: te.Load(x, (i * 128 + k,))), "tile"), r"x has the shape \[4096\]")
+    refused(
+        bulk(of_tile((4096,), lambda x, i, k: te.Load(x, (i * 128 + k,))), "tile"),
+        r"x has the shape \[4096\]",
+    )
     diagonal = of_tile((32, 128), lambda x, i, k: te.select(te.call("lt", i, k), te.Load(x, (i, k)), zero))
     refused(bulk(diagonal, "tile"), "a condition other than the edge of a matrix")
     beyond = of_tile(

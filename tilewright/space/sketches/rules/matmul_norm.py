@@ -102,7 +102,7 @@ def _in_rows(sketch: Sketch, frame: NormedFrame) -> Sketch:
         return pipelined(schedule.bind(frame.block_loop, "block.x"), frame, values, _READER)
 
     moves = (
-        Move(arrange, frame.knobs, frame.legal, together=(tuple(knob.name for knob in frame.knobs),)),  # type: ignore[arg-type]
+        Move(arrange, frame.knobs, frame.legal, together=(tuple(knob.name for knob in frame.knobs),)),
         Move(finish, last=True),
     )
     made = sketch.visited(

@@ -34,7 +34,7 @@ from tilewright.support.arith import round_up
 from tilewright.support.batch import Number, Truth, select
 from tilewright.te.index import linear, simplify
 
-_FEWEST_THREADS = 4  # that share a row: they combine their partial results twice
+_MIN_THREADS = 4  # that share a row: they combine their partial results twice
 _GAP = 8  # elements after each row of sums
 _ROUNDED = 384  # bytes by which a reduction's three buffers may be rounded up
 _OTHERS = 2.0  # instructions per element of a pass besides the norm's own: a load, and the loop
@@ -188,7 +188,7 @@ class NormedFrame(BlockFrame):
 
     def legal(self, values: Values) -> Truth:
         t = self.sizes(values)
-        shared = (t.threads % t.bm == 0) & (t.threads >= _FEWEST_THREADS * t.bm)
+        shared = (t.threads % t.bm == 0) & (t.threads >= _MIN_THREADS * t.bm)
         shared = shared & (t.bm <= extent_of(self.matrices.mapping.m))  # a thread for each share of each row
         return super().legal(values) & shared
 

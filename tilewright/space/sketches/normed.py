@@ -21,7 +21,7 @@ from tilewright.hw.memory import Scope
 from tilewright.loops.formula import drop_rounding
 from tilewright.loops.gpu.thread_index import at_positions, step_of
 from tilewright.loops.ir import Buffer
-from tilewright.loops.schedule.nest import Leaf, Loop, Node, Tile, nested, stage_nest
+from tilewright.loops.schedule.nest import CHUNK_BYTES, Leaf, Loop, Node, Tile, nested, stage_nest
 from tilewright.loops.tiling import extent_of, with_results
 from tilewright.space.chain import Stage, stages_of
 from tilewright.space.row_norm import RowNorm, instructions, is_norm, row_norm_of
@@ -31,7 +31,7 @@ from tilewright.space.sketches.cuda.block_reduction import Threads
 from tilewright.space.sketches.matrices import LEFT, OUT, RIGHT, Matrices, from_tiles
 from tilewright.space.template import GpuTerms, GpuWork
 from tilewright.support.arith import round_up
-from tilewright.support.batch import Number, Truth, select
+from tilewright.support.batch import Number, Truth, most, select
 from tilewright.te.index import linear, simplify
 
 _MIN_THREADS = 4  # that share a row: they combine their partial results twice
@@ -199,7 +199,8 @@ class NormedFrame(BlockFrame):
         found: Number = 256
         columns = round_up(self.matrices.columns, t.bn)
         for name, operand, size in zip((LEFT, RIGHT), kernel.operands, (t.bm, columns), strict=True):
-            whole = size * depth * operand.factor.dtype.bytes
+            # Rows that are not swizzled end with a gap of a chunk, whichever axis they are along.
+            whole = size * depth * operand.factor.dtype.bytes + most(size, depth) * CHUNK_BYTES
             found = found + select(values.get(at(name), "") == BLOCK, whole, operand.bytes)
         group = self.threads(values)
         norm = self.matrices.task.norm

@@ -138,6 +138,33 @@ def outer_product(rows: int, columns: int) -> Task:
     return x.task(apply("mul", x(rows, 1), x(columns)))
 
 
+class StripRule:
+    """A sketch rule for GPUs of a user's own, as in docs/07-extending.md: elements by blocks of a few warps."""
+
+    name = "by-rule"
+    alone = True
+    kinds = ("cuda",)
+
+    def apply(self, sketch: Sketch) -> Sequence[Sketch]:
+        schedule, loop = sketch.start, f"{sketch.output}.i0"
+        formula = sketch.work.formula
+        if sketch.stage != sketch.output:
+            return [sketch.visited()] if self.name in sketch.names else ()
+        if formula is None or formula.reductions or f"{sketch.output}.i1" in schedule.loops:
+            return ()
+        for stage in schedule.stages[:-1]:
+            schedule = schedule.inline(stage)
+
+        def split(schedule: Schedule, values: Values) -> Schedule:
+            return schedule.split(loop, int(values["threads"]), "guard").bind(f"{loop}.i", "thread.x")
+
+        def bind(schedule: Schedule, values: Values) -> Schedule:
+            return schedule.bind(schedule.loops[0], "block.x")
+
+        moves = Move(split, (Knob("threads", (32, 64, 128)),)), Move(bind, last=True)
+        return [sketch.visited(*moves, name=self.name, start=schedule)]
+
+
 class Strips:
     """A GPU sketch of a user's own, in schedule primitives: the elements of a task by blocks of a few warps."""
 

@@ -9,15 +9,17 @@ from unittest import SkipTest
 import pytest
 
 from tests.hw.declared import ABSENT, FMA, MUL, WRONG, pmaddwd
-from tests.testing.extensions import Plain, Strips, Tiles2D, outer_product
+from tests.testing.extensions import Plain, StripRule, Strips, Tiles2D, outer_product
 from tilewright.cost.boosted import Experience
 from tilewright.cost.model import CostModel
 from tilewright.cost.models import COST_MODELS
 from tilewright.dtypes import DType
+from tilewright.extend import register_rule, unregister_rule
 from tilewright.graph.op import apply
 from tilewright.graph.task import Task
 from tilewright.hw import host
 from tilewright.hw.gpu import H200
+from tilewright.hw.machine import Machine
 from tilewright.measure.validation import WrongResult
 from tilewright.space.candidates import Candidates
 from tilewright.space.space import Config
@@ -41,6 +43,26 @@ from tilewright.testing.emulator.run import COMPILER
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no g++ here to compile the emulator with")
 
 
+def elements(size: int) -> Task:
+    x = Inputs()
+    return x.task(apply("tanh", x(size)))
+
+
+def test_a_rule_for_gpus_is_reached_by_its_kind_alone() -> None:
+    """`register_rule` offers its structure for a GPU, not for a processor, and `unregister_rule` takes it back."""
+
+    def names(machine: Machine) -> set[str]:
+        return {each.space.template for each in Candidates.of(Work(elements(640), machine)).applied}
+
+    register_rule(StripRule())
+    try:
+        assert "sketch:by-rule" in names(H200)
+        assert "sketch:by-rule" not in names(host())
+    finally:
+        unregister_rule("by-rule")
+    assert "sketch:by-rule" not in names(H200)
+
+
 class TestContraction(TemplateSuite):
     template = Contraction()
 
@@ -57,6 +79,15 @@ class TestTiles2D(RuleSuite):
 
     def tasks(self) -> Sequence[Task]:
         return (outer_product(30, 50), outer_product(17, 33))
+
+
+@needs_compiler
+class TestStripRule(RuleSuite):
+    rule = StripRule()
+    machine = H200
+
+    def tasks(self) -> Sequence[Task]:
+        return tuple(elements(size) for size in (640, 1000))
 
 
 class TestFma(IntrinsicSuite):

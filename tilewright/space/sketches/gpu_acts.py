@@ -174,11 +174,22 @@ def in_fragments(
     return schedule.tensorise(f"{down}.i", load(depth, dtype, together, transposed)), held
 
 
+def in_column_steps(schedule: Schedule, loop: str, size: int | None) -> tuple[Schedule, str, str]:
+    """Split the columns of a block's results, so that a step of `size` of them is computed at a time. Returns the loop
+    in which tiles of results are summed, `loop` if the tile has all columns (None), and the loop over its columns."""
+    _, columns = axes_of(schedule, SUMS)
+    if size is None:
+        return schedule, loop, columns
+    return schedule.split(columns, size, "guard"), f"{columns}.o", f"{columns}.i"
+
+
 def multiplied_by_warps(
-    schedule: Schedule, stage: str, wm: int, wn: int, inside: Sequence[str] = ()
+    schedule: Schedule, stage: str, wm: int, wn: int, inside: Sequence[str] = (), columns: str | None = None
 ) -> tuple[Schedule, list[str]]:
-    """Split a tile among warps, and a warp's part into fragments of results; returns the loops over fragments."""
-    rows, columns = axes_of(schedule, stage)
+    """Split a tile among warps, and a warp's part into fragments of results; returns the loops over fragments.
+    `columns`: the loop over the tile's columns, if it is not that of the stage."""
+    rows, all_columns = axes_of(schedule, stage)
+    columns = columns or all_columns
     schedule = schedule.split(rows, wm).split(f"{rows}.i", 16).split(columns, wn).split(f"{columns}.i", 8)
     order = [
         f"{rows}.o",
@@ -200,15 +211,20 @@ def on_tensor_cores(
     instruction: Intrinsic | None = None,
     *,
     written_out: bool,
+    loop: str | None = None,
+    columns_at_once: int | None = None,
 ) -> Schedule:
     """Sum a block's results in fragments. `tiles`: the rows and columns of a warp, the step and the depth of the
-    instruction."""
+    instruction. `loop`: that over blocks, if it is not the innermost over tiles; `columns_at_once`: those that are in
+    fragments at the same time, None for all."""
     wm, wn, bk, depth = tiles
-    loop = block_loop(schedule)
+    loop = loop or block_loop(schedule)
     schedule = schedule.cache_write(SUMS, "register").widen(SUMS, _GAP).compute_at(SUMS, loop)
-    schedule, order = multiplied_by_warps(schedule, SUMS, wm, wn)
-    schedule = schedule.reorder(*order).bind(order[0], "warp.y").bind(order[1], "warp.x")
-    schedule = schedule.unroll(order[2]).unroll(order[3]).compute_at(LOCAL, loop)
+    schedule, at, columns = in_column_steps(schedule, loop, columns_at_once)
+    schedule, order = multiplied_by_warps(schedule, SUMS, wm, wn, columns=columns)
+    first = [] if at == loop else [at]
+    schedule = schedule.reorder(*first, *order).bind(order[0], "warp.y").bind(order[1], "warp.x")
+    schedule = schedule.unroll(order[2]).unroll(order[3]).compute_at(LOCAL, at)
     k = f"{SUMS}.k"
     schedule = schedule.split(k, bk).split(f"{k}.i", depth)
     schedule, order = multiplied_by_warps(schedule, LOCAL, wm, wn, [f"{k}.i.o"])
@@ -232,16 +248,30 @@ def on_ordinary_units(
     bk: int,
     part: int,
     transposed: Sequence[bool],
+    *,
+    loop: str | None = None,
+    columns_at_once: int | None = None,
 ) -> Schedule:
-    """Sum a block's results in registers. `sides`: the virtual threads, threads and neighbours along m and n."""
-    schedule = schedule.set_scope(SUMS, "register").compute_at(SUMS, block_loop(schedule))
+    """Sum a block's results in registers. `sides`: the virtual threads, threads and neighbours along m and n.
+    `columns_at_once`: those that are in registers at the same time; each step of them is then kept in shared memory,
+    for threads that share rows in `loop`. None for all, which a thread keeps for itself."""
+    if columns_at_once is None:
+        summed = SUMS
+        schedule = schedule.set_scope(SUMS, "register").compute_at(SUMS, block_loop(schedule))
+    else:
+        assert loop is not None
+        summed = LOCAL
+        schedule = schedule.cache_write(SUMS, "register").widen(SUMS, _GAP).compute_at(SUMS, loop)
+        schedule, at, columns = in_column_steps(schedule, loop, columns_at_once)
+        rows, _ = axes_of(schedule, SUMS)
+        schedule, (vm, tm, rm), (vn, tn, rn) = _among_threads_of(schedule, (rows, columns), sides)
+        schedule = schedule.reorder(at, tm, tn, vm, rm, vn, rn).bind(tm, "thread.y").bind(tn, "thread.x")
+        for name in (vm, rm, vn, rn):
+            schedule = schedule.unroll(name)
+        schedule = schedule.compute_at(LOCAL, at)
     k = f"{SUMS}.k"
     schedule = schedule.split(k, bk).split(f"{k}.i", part)
-    loops = []
-    for axis, (_, threads, neighbours) in zip(axes_of(schedule, SUMS), sides, strict=True):
-        schedule = schedule.split(axis, threads * neighbours).split(f"{axis}.i", neighbours)
-        loops.append((f"{axis}.o", f"{axis}.i.o", f"{axis}.i.i"))
-    (vm, tm, rm), (vn, tn, rn) = loops
+    schedule, (vm, tm, rm), (vn, tn, rn) = _among_threads_of(schedule, axes_of(schedule, summed), sides)
     step = loops_named(schedule, f"{SUMS}.o", f"{k}.o")
     inner = [f"{k}.i.i", vm, rm, vn, rn]
     schedule = schedule.reorder(*step, tm, tn, f"{k}.i.o", *inner)
@@ -249,8 +279,8 @@ def on_ordinary_units(
     for name in inner:
         schedule = schedule.unroll(name)
     for operand, (_, _, neighbours), side in zip((LEFT, RIGHT), sides, transposed, strict=True):
-        schedule = schedule.cache_read(operand, SUMS, "register")
-        held = f"{operand}.of.{SUMS}"
+        schedule = schedule.cache_read(operand, summed, "register")
+        held = f"{operand}.of.{summed}"
         schedule = schedule.compute_at(held, f"{k}.i.o")
         rows, columns = axes_of(schedule, held)
         lanes = neighbours if side else part
@@ -260,6 +290,19 @@ def on_ordinary_units(
             schedule = schedule.split(loop, lanes).unroll(f"{loop}.o")
             schedule = schedule.vectorise(f"{loop}.i") if lanes > 1 else schedule.unroll(f"{loop}.i")
     return schedule
+
+
+def _among_threads_of(
+    schedule: Schedule,
+    axes: tuple[str, str],
+    sides: tuple[tuple[int, int, int], tuple[int, int, int]],
+) -> tuple[Schedule, tuple[str, str, str], tuple[str, str, str]]:
+    """Split a tile among threads; returns the loops over virtual threads, threads and neighbours of each axis."""
+    loops = []
+    for axis, (_, threads, neighbours) in zip(axes, sides, strict=True):
+        schedule = schedule.split(axis, threads * neighbours).split(f"{axis}.i", neighbours)
+        loops.append((f"{axis}.o", f"{axis}.i.o", f"{axis}.i.i"))
+    return schedule, loops[0], loops[1]
 
 
 def is_contiguous(schedule: Schedule, loop: str) -> bool:

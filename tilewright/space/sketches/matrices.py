@@ -12,7 +12,7 @@ have at least two, the further ones zero.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -74,7 +74,6 @@ class Matrices:
 
     @cached_property
     def schedule(self) -> Schedule:
-        formula = self.work.formula
         sums = Tile(
             SUMS,
             self.work.reduction.result.dtype,
@@ -99,12 +98,25 @@ class Matrices:
             return te.call("mul", *parts)
 
         body += stage_nest(SUMS, sums, loops, "sum", product)
-        inputs = tuple(_input(buffer) for buffer in formula.inputs)
-        out = Tile(OUT, formula.output.dtype, (formula.output.size,), Scope.GLOBAL)
+        inputs = tuple(_input(buffer) for buffer in self.inputs)
+        out = Tile(OUT, self.output.dtype, (self.output.size,), Scope.GLOBAL)
         body += self._output(out, sums)
-        constants = frozenset(buffer.name for buffer in formula.constants)
-        nest = Nest(formula.name, inputs, out, tuple(body), constants, (None,) * len(inputs))
+        constants = frozenset(buffer.name for buffer in self.constants)
+        nest = Nest(self.work.formula.name, inputs, out, tuple(body), constants, (None,) * len(inputs))
         return Schedule(nest)
+
+    @property
+    def inputs(self) -> Sequence[Buffer]:
+        """Those of the task, in order."""
+        return self.work.formula.inputs
+
+    @property
+    def output(self) -> Buffer:
+        return self.work.formula.output
+
+    @property
+    def constants(self) -> Collection[Buffer]:
+        return self.work.formula.constants
 
     @property
     def _depth(self) -> int:
@@ -145,7 +157,7 @@ class Matrices:
         store = at_vectors(at_vectors(store, mapping.n, n, lanes), mapping.m, m, lanes)
         assert isinstance(store, te.Load)
         index = simplify(te.substitute(store.indices[0], around))
-        leaf = Leaf(OUT, out, (index,), simplify(_from_tiles(value)))
+        leaf = Leaf(OUT, out, (index,), simplify(from_tiles(value)))
         return nested([Loop(var, ()) for var in (*batch, *loops)], (leaf,))
 
 
@@ -169,7 +181,7 @@ class _Element:
             return simplify(te.substitute(at, around))
 
         value = factor.load if factor.value is None else te.cast(factor.value, factor.dtype)
-        element = _from_tiles(placed(value))
+        element = from_tiles(placed(value))
         conditions = [
             te.call("lt", index, te.as_index(1))
             for index, axes in ((along, operand.walked), (k, operand.k))
@@ -196,7 +208,7 @@ def _input(buffer: Buffer) -> Tile:
     return Tile(buffer.name, buffer.dtype, (buffer.size,), Scope.GLOBAL)
 
 
-def _from_tiles(expr: te.Expr) -> te.Expr:
+def from_tiles(expr: te.Expr) -> te.Expr:
     def rule(node: te.Expr) -> te.Expr | None:
         if isinstance(node, te.Load) and isinstance(node.source, Buffer) and node.indices:
             return te.Load(_input(node.source), node.indices)

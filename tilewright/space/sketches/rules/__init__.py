@@ -14,6 +14,7 @@ from tilewright.space.sketches.rules.cross_thread import CrossThread, GpuRows
 from tilewright.space.sketches.rules.elementwise import Elementwise
 from tilewright.space.sketches.rules.fetch import SharedFetch
 from tilewright.space.sketches.rules.inline import Inline, InlineAgain
+from tilewright.space.sketches.rules.matmul_norm import MatmulNorm
 from tilewright.space.sketches.rules.matrices import AsMatrices
 from tilewright.space.sketches.rules.micro_kernel import MicroKernel
 from tilewright.space.sketches.rules.pack import PackConstant, PackCopy
@@ -29,6 +30,7 @@ from tilewright.support.plugins import register_installed
 
 RULES: list[Rule] = [
     AsMatrices(),
+    MatmulNorm(),
     WarpTiling(),
     ThreadTiling(),
     SharedFetch(),

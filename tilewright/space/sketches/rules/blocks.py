@@ -142,17 +142,21 @@ def _tiled(sketch: Sketch, name: str, frame: BlockFrame, act: object, reader: st
     into registers."""
 
     def finish(schedule: Schedule, values: Values) -> Schedule:
-        t = frame.sizes(values)
-        schedule = acts.bound(schedule)
-        for operand in (LEFT, RIGHT):
-            if t.stages > 1 and values.get(FETCHED_AT[operand], STEP) == STEP:
-                schedule = schedule.pipeline(operand, t.stages)
-            if t.prefetch:
-                schedule = schedule.pipeline(f"{operand}.of.{reader}", REGISTER_STAGES)
-        return schedule
+        return pipelined(acts.bound(schedule), frame, values, reader)
 
     moves = (
         Move(act, frame.knobs, frame.legal, together=(tuple(knob.name for knob in frame.knobs),)),  # type: ignore[arg-type]
         Move(finish, last=True),
     )
     return sketch.visited(*moves, name=name, frame=frame)
+
+
+def pipelined(schedule: Schedule, frame: BlockFrame, values: Values, reader: str) -> Schedule:
+    """Pipeline the loads of a matmul at each level, as the config says."""
+    t = frame.sizes(values)
+    for operand in (LEFT, RIGHT):
+        if t.stages > 1 and values.get(FETCHED_AT[operand], STEP) == STEP:
+            schedule = schedule.pipeline(operand, t.stages)
+        if t.prefetch:
+            schedule = schedule.pipeline(f"{operand}.of.{reader}", REGISTER_STAGES)
+    return schedule

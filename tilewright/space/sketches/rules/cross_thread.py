@@ -23,6 +23,7 @@ from tilewright.space.sketches.analysis import (
     stage_of,
 )
 from tilewright.space.sketches.cuda.block_reduction import AppliedBlockReduction, BlockReduction, Threads
+from tilewright.space.sketches.normed import NormedFrame
 from tilewright.space.sketches.sketch import Move, Sketch
 from tilewright.space.space import Knob
 from tilewright.space.template import GpuTerms
@@ -144,7 +145,7 @@ class CrossThread:
 
     def apply(self, sketch: Sketch) -> Sequence[Sketch]:
         frame, name = sketch.frame, sketch.stage
-        if not isinstance(frame, RowsFrame) or not is_reduction(sketch.start, name):
+        if not isinstance(frame, RowsFrame | NormedFrame) or not is_reduction(sketch.start, name):
             return ()
         stage = stage_of(sketch.start, name)
         placed = {sketch.output, *sketch.boxes}
@@ -166,7 +167,7 @@ class CrossThread:
 
 
 def _shared(
-    schedule: Schedule, stage: str, axis: int, frame: RowsFrame, t: Threads, along_rows: bool
+    schedule: Schedule, stage: str, axis: int, frame: RowsFrame | NormedFrame, t: Threads, along_rows: bool
 ) -> Schedule:
     """Compute a reduction in each block by all of its threads; `axis`: that of the block's rows."""
     path, leaf = find_leaf(schedule.nest, stage)

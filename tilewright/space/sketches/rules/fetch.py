@@ -35,7 +35,7 @@ class SharedFetch:
         knob = Knob(FETCHED_AT[name], (STEP, BLOCK), ordered=False)
 
         def act(schedule: Schedule, values: Values) -> Schedule:
-            loop = STEPS if values[knob.name] == STEP else acts.block_loop(schedule)
+            loop = STEPS if values[knob.name] == STEP else frame.block_loop or acts.block_loop(schedule)
             threads = frame.sizes(values).threads
             return acts.fetched(schedule, name, loop, threads, read.lanes, across=read.is_across)
 

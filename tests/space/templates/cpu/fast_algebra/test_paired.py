@@ -454,9 +454,9 @@ def test_the_next_block_is_prefetched_by_lines_of_the_machine(cpu: str, line: in
             continue
         covered = shape.per_chunk * shape.prefetched_lines * line
         assert 0 <= covered - shape.rows * GROUP < shape.per_chunk * line
-        stmts = walk_stmts(applied.program(config).body)
+        program = applied.program(config)
         ahead = [
-            s for s in stmts if isinstance(s, Prefetch) and s.buffer == applied.program(config).params[0]
+            s for s in walk_stmts(program.body) if isinstance(s, Prefetch) and s.buffer == program.params[0]
         ]
         assert len(ahead) % shape.prefetched_lines == 0 and ahead
         seen.add(shape.prefetched_lines)

@@ -215,7 +215,7 @@ class Known:
 
 
 def attention(kernel: Kernel, gpu: str, known: int, seed: int, device: str) -> list[Trial]:
-    """The network averaged with trees, as the model is, and the network alone."""
+    """The network averaged with trees, half and half, and the network alone."""
     begin = time.monotonic()
     what = Known(kernel, gpu, known, seed)
     tables = [kernel.table(other, at, kernel.seconds[other][at]) for other, at in what.others.items()]

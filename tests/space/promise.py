@@ -60,14 +60,8 @@ CUDA = "cuda"
 ONLY_RELAXED = ("strassen", "strassen_packed", "strassen_transposed")
 CPU_RULES = ("micro", "pack", "stage", "copy", "tile", "again", "rfactor", "cache", "softmax")
 OTHER_RULES = ("skip", "inline", "elementwise", "rows", "tensorise")
-GPU_RULES = (
-    "matrices",
-    "blocks",
-    "threads",
-    "warps",
-    "fetch",
-    "cross",
-)  # their sums are in float32 in any order
+# Their sums are in float32, in any order.
+GPU_RULES = ("matmul-norm", "matrices", "blocks", "threads", "warps", "fetch", "cross")
 CUDA_TAKEN = ("default", "sketch:tiled", "sketch:block-reduction")
 # What some templates need of a machine.
 NEEDS: Mapping[str, Callable[[CpuMachine], bool]] = {

@@ -121,8 +121,8 @@ def depends_on_row_alone(node: te.Expr) -> bool:
 
 
 def instructions(expr: te.Expr, with_row: bool = False) -> float:
-    """Instructions for an element; what is used twice is computed once. `with_row`: with those that depend on the row
-    alone, which a compiler moves out of the loop."""
+    """Instructions for an element; a value that is used twice is computed once. `with_row`: with those that depend on
+    the row alone, which a compiler moves out of the loop."""
     found: dict[te.Expr, float] = {}
     waiting = [expr]
     while waiting:

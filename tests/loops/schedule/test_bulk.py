@@ -437,7 +437,7 @@ def test_pipeline_says_which_access_is_no_box() -> None:
             te.call("lt", i, te.as_index(24)), te.Load(x, (te.as_index(1), i, k)), zero
         ),
     )
-    refused(bulk(beyond, "tile"), "what is beyond an edge of its axis 1 is another part of x")
+    refused(bulk(beyond, "tile"), "elements past the end of its axis 1 belong to another part of x")
     bulk(
         of_tile((2, 32, 128), lambda x, i, k: te.Load(x, (te.as_index(1), i, k))), "tile"
     )()  # a part of the rows of one matrix

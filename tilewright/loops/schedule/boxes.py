@@ -104,7 +104,7 @@ def box_of(nest: Nest, tensor: str) -> BoxTransfer:
         if edge is None:
             raise no_box("a condition other than the edge of a matrix decides what is zero")
         if joined[edge]:
-            raise no_box(f"what is beyond an edge of its axis {edge} is another part of {source.name}")
+            raise no_box(f"elements past the end of its axis {edge} belong to another part of {source.name}")
     inner = _loops_of_fill(path)
     if any(te.variables(start) & {loop.var for loop in inner} for start in (row, column)):
         raise no_box("the loops that fill it do not fill it once")

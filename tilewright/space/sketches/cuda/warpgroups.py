@@ -125,7 +125,7 @@ def boxed(factor: Factor, walked: tuple[te.Var, ...], k: tuple[te.Var, ...]) -> 
             column, across = column + axis * c, True
     deep = extent_of(k)
     if across and deep % _BK:
-        return "what is beyond its last column is another part of the batch"
+        return "elements past its last column belong to another part of the batch"
     columns = stride if across else column_start + deep
     if columns > stride:
         return "its rows overlap"

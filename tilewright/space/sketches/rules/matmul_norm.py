@@ -81,7 +81,7 @@ def _frames(sketch: Sketch) -> list[NormedFrame]:
 def _in_rows(sketch: Sketch, frame: NormedFrame) -> Sketch:
     """The output in blocks of rows, which all threads write together."""
     matrices = frame.matrices
-    lanes = VECTOR_BYTES // max(matrices.output.dtype.bytes, 4)  # what is computed is in fp32
+    lanes = VECTOR_BYTES // max(matrices.output.dtype.bytes, 4)  # results are computed in fp32
     lanes = next(n for n in (lanes, lanes // 2, 1) if matrices.columns % n == 0)
     reductions = [name for name in matrices.schedule.stages if name not in (LEFT, RIGHT, SUMS, OUT)]
 

@@ -1,6 +1,6 @@
 """The frames of contractions on GPUs: what the blocks, warps and threads compute, and what it costs.
 
-Sizes, legality and counted terms are those of `cuda/tiled.py` and `cuda/tensorised.py`; the kernel comes from a schedule.
+Sizes, legality and counted terms are those of `cuda/tiled.py` and `cuda/tensorised.py`; kernels are schedules.
 A location (`AT`) says where an operand's tile is fetched: in every step of the reduction, or once per block.
 """
 

@@ -11,7 +11,7 @@
 
 The other form has one number for a whole tile: a maximum %best, reduce {max} %x, and the sum of exp(%x - %now); then
 the inner loops carry tiles, which are reduced after them. A value that is NaN in the loop as written is NaN here: by an
-element that is NaN or inf in any iteration, by -inf - -inf only in the first one. This is for processors: an exponential
+element that is NaN or inf in any iteration, by -inf - -inf only in the first one. This is for CPUs: an exponential
 takes them a dozen instructions, and the second inner loop reads from L1 again.
 """
 
